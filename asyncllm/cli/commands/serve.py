@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
 import sys
 import threading
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asyncllm import demo
 from asyncllm.cli.options import add_config_options, add_model, config_from_args, usage_error
 from asyncllm.cli.parser import UsageError
 from asyncllm.config import EngineConfig
-from asyncllm.errors import BadRequest
+from asyncllm.errors import BadRequest, ModelError
 from asyncllm.option_names import name_options
 from asyncllm.ray_config import RayConfig
 from asyncllm.server.observe.log_format import configure_logging
@@ -26,8 +25,12 @@ from asyncllm.supervise.supervisor import Supervisor
 from asyncllm.terminal import LoadingBar
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from asyncllm.llm.compile_ahead import CompileAhead
     from asyncllm.supervise.child import Parent
+
+log = logging.getLogger(__name__)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -137,7 +140,12 @@ def _serve(
 
             import_ahead(engine)
             parent.stand_by()
-        kernels = _begin_early(engine)
+        try:
+            folder = _find_model(engine)
+        except ModelError as error:  # before anything large is imported
+            log.error("cannot load the model: %s", error.message)
+            return 1
+        kernels = _begin_early(engine, folder)
 
         from asyncllm.llm.async_llm import AsyncLLM
         from asyncllm.server.reload import Options
@@ -158,9 +166,24 @@ def _serve(
         gc.enable()  # also if nothing was served
 
 
-def _begin_early(engine: EngineConfig) -> CompileAhead | None:
+def _find_model(engine: EngineConfig) -> Path | None:
+    """The model's folder; None if it is to be downloaded.
+
+    Raises:
+        ModelError: there is no such folder, or it is not a model's.
+    """
+    from asyncllm.models.loading.hub import find_folder
+    from asyncllm.models.wrong_files import about_folder
+
+    folder = find_folder(engine.model)
+    if folder is not None and not (folder / "config.json").is_file():
+        raise ModelError(about_folder(folder))
+    return folder
+
+
+def _begin_early(engine: EngineConfig, folder: Path | None) -> CompileAhead | None:
     """Begin what can run beside the import of large modules; returns the compilation of kernels."""
-    kernels, folder = None, _folder_of(engine)
+    kernels = None
     if folder is not None and engine.device != "sim" and engine.load_format == "auto":
         from asyncllm.startup.read_ahead import read_ahead
 
@@ -174,12 +197,3 @@ def _begin_early(engine: EngineConfig) -> CompileAhead | None:
 
         preload_cuda(engine.gpu)
     return kernels
-
-
-def _folder_of(engine: EngineConfig) -> Path | None:
-    """The model's folder, if it is known before loading."""
-    try:
-        folder = demo.path() if engine.model is None else Path(engine.model).expanduser()
-    except RuntimeError:  # "~" of nobody
-        return None
-    return folder if folder.is_dir() else None

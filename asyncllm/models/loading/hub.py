@@ -20,6 +20,37 @@ _UNWANTED = ("consolidated*", "original/*")  # second copies of the weights
 _MISSPELT: Final = 0.8
 
 
+def find_folder(name_or_path: str | None) -> Path | None:
+    """The folder of that name, the demo model's by default; None for a model of the hub.
+
+    Raises:
+        ModelError: it can be neither.
+    """
+    if name_or_path is None:
+        return demo.path()
+    try:
+        folder = Path(name_or_path).expanduser()
+    except RuntimeError:  # "~" of nobody
+        raise ModelError(f"there is no folder {name_or_path}") from None
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ModelError(about_file(folder))
+    if name_or_path == demo.NAME:
+        return demo.path()
+    if name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1:
+        near = did_you_mean(name_or_path, _siblings(folder))
+        raise ModelError(f"there is no folder {name_or_path}{near}")
+    if SequenceMatcher(None, name_or_path.lower(), demo.NAME).ratio() > _MISSPELT:
+        raise ModelError(
+            f"there is no model {name_or_path!r}; did you mean {demo.NAME}, the built-in demo "
+            "model, which also runs when no model is named?"
+        )
+    if name_or_path.lower().endswith("gguf"):
+        raise ModelError(f"{name_or_path}: {GGUF}")
+    return None
+
+
 def resolve_folder(
     name_or_path: str | None, revision: str | None = None, *, weights: bool = True
 ) -> Path:
@@ -33,24 +64,10 @@ def resolve_folder(
     Raises:
         ModelError: there is no such folder, and the hub has no such model or cannot be reached.
     """
-    folder = demo.path() if name_or_path is None else Path(name_or_path).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.exists():
-        raise ModelError(about_file(folder))
+    found = find_folder(name_or_path)
+    if found is not None:
+        return found
     assert name_or_path is not None
-    if name_or_path == demo.NAME:
-        return demo.path()
-    if name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1:
-        near = did_you_mean(name_or_path, _siblings(folder))
-        raise ModelError(f"there is no folder {name_or_path}{near}")
-    if SequenceMatcher(None, name_or_path.lower(), demo.NAME).ratio() > _MISSPELT:
-        raise ModelError(
-            f"there is no model {name_or_path!r}; did you mean {demo.NAME}, the built-in demo "
-            "model, which also runs when no model is named?"
-        )
-    if name_or_path.lower().endswith("gguf"):
-        raise ModelError(f"{name_or_path}: {GGUF}")
     if not weights:
         return _download(name_or_path, revision, _WANTED)
     folder = _download(name_or_path, revision, (*_WANTED, _WEIGHTS))

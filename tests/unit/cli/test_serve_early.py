@@ -55,12 +55,28 @@ def test_each_kind_of_server_begins_what_it_needs(
     assert begun.weights == [demo.path()] * weights
 
 
-@pytest.mark.parametrize("model", ["org/model", "/no/such/folder", "~nobody-of-that-name/model"])
-def test_a_model_that_is_not_here_yet_waits(model: str, begun: Begun) -> None:
-    assert main(["serve", "--no-supervise", model]) == 0
+def test_a_model_that_is_not_here_yet_waits(begun: Begun) -> None:
+    assert main(["serve", "--no-supervise", "org/model"]) == 0
     assert (begun.contexts, begun.kernels, begun.weights) == ([0], [], [])
 
 
+@pytest.mark.parametrize(
+    "model", ["/no/such/folder", "~nobody-of-that-name/model", "asyncllm-dmeo", "."]
+)
+def test_for_what_is_no_model_nothing_begins(
+    model: str,
+    begun: Begun,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["serve", "--no-supervise", model]) == 1
+    assert (begun.contexts, begun.kernels, begun.weights) == ([], [], [])
+    assert caplog.messages[-1].startswith("cannot load the model: ")
+
+
 def test_a_model_that_is_here_does_not(tmp_path: Path, begun: Begun) -> None:
+    (tmp_path / "config.json").touch()
     assert main(["serve", "--no-supervise", str(tmp_path)]) == 0
     assert begun.kernels == begun.weights == [tmp_path]
