@@ -132,7 +132,8 @@ def plain_words(actions: Mapping[str, argparse.Action], words: Sequence[str]) ->
     """A command line with dashes for underscores, JSON objects in one, and lists value by value."""
     plain: list[str] = []
     rest: Iterator[str] = iter(words)
-    has_model = bool(words) and not words[0].startswith("-")
+    has_model = "--model" in (word.partition("=")[0] for word in words)
+    has_model |= bool(words) and not words[0].startswith("-")
     last: argparse.Action | None = None
     for word in rest:
         if word == "--":
@@ -145,7 +146,6 @@ def plain_words(actions: Mapping[str, argparse.Action], words: Sequence[str]) ->
         name, equals, value = word.partition("=")
         name, *keys = name.split(".") if name.startswith("--") else [name]
         action = actions.get(name) or actions.get(name.replace("_", "-"))
-        has_model |= action is not None and action.dest == "model"
         if action is None:
             plain.append(word)
         elif keys:

@@ -124,6 +124,10 @@ LINES: Final[list[tuple[str, dict[str, Any]]]] = [
         },
     ),
     (
+        "--served-model-name a b --api-key k --model m",
+        {"model": "m", "served_model_name": ("a", "b"), "api_key": ("k",)},
+    ),
+    (
         "--served-model-name a some/model --api-key k --max-model-len 16K",
         {
             "model": "some/model",
