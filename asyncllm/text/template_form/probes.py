@@ -142,6 +142,7 @@ _CALL_PROBES: Final = (
     Probe([_Q, _CALLS, _R1, _system("Probeseven"), _MORE, _R2], [*_PLACES, *_FOLDED]),
     Probe([_Q, _CALLS, _NEXT, _A], [{"unanswered": "filled"}]),
     Probe([_R1, _Q], [{"orphans": "user"}]),
+    Probe([_Q, _A, _R1, _says("Probesix"), _NEXT], [{"orphans": "user"}]),
     Probe([_system("Probeseven"), _CALLS, _R1], _FIRST),
 )
 
