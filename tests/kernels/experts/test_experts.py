@@ -196,7 +196,7 @@ def test_mxfp4_is_repacked_without_a_change(columns: int) -> None:
 
 @pytest.mark.parametrize("form", ["dense", *FORMATS])
 def test_a_token_gets_the_same_bits_whatever_the_others_are(form: str) -> None:
-    """As long as tiles are the same; and however many of the others share its experts."""
+    """In a step of as many tokens, however many of the others share its experts."""
     experts = random_experts(4, 128, 256, "silu")
     if form != "dense":
         make = FORMATS[form]
@@ -206,7 +206,10 @@ def test_a_token_gets_the_same_bits_whatever_the_others_are(form: str) -> None:
     weights = torch.rand(24, 2).to(DEVICE, torch.bfloat16)
     chosen = torch.rand(24, 4).argsort(1)[:, :2].int().contiguous().to(DEVICE)
     together = mix_experts(x, weights, chosen, experts)
-    for i in range(0, 24, 7):
-        some = slice(i, i + 2)
-        alone = mix_experts(x[some], weights[some], chosen[some], experts)
-        assert torch.equal(alone, together[some])
+    for i in (0, 7, 23):
+        others = torch.arange(24, device=DEVICE) != i
+        other_x, other_chosen = x.clone(), chosen.clone()
+        other_x[others] = torch.randn(23, 256).to(DEVICE, torch.bfloat16)
+        other_chosen[others] = chosen[i]
+        among_others = mix_experts(other_x, weights, other_chosen, experts)
+        assert torch.equal(among_others[i], together[i])
