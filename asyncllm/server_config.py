@@ -18,6 +18,8 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 #: Scheme, host and port, as browsers write them in an Origin header.
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s\\@?#]+")
+#: A name, or what all names below it end with.
+_HOST_NAME: Final = re.compile(r"(?:\*?\.)?[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\.?")
 _HTTP_URL: Final = re.compile(r"https?://[^/\s?#]+(?:/\S*)?")
 
 
@@ -83,6 +85,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     cors_origin: Annotated[
         tuple[str, ...],
         doc("web origin that may call the server, such as https://example.org; * for all"),
+    ] = ()
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        doc(
+            "name that clients may call a server without keys by, besides local names and "
+            "addresses; .example.org for all names below it, * for any; may be repeated",
+            metavar="NAME",
+        ),
     ] = ()
     page: Annotated[
         bool,
@@ -191,6 +201,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise BadRequest(
                     f"cors_origin must be like https://example.org or *, not {origin!r}",
                     param="cors_origin",
+                )
+        for name in self.allowed_hosts:
+            if name != "*" and not _HOST_NAME.fullmatch(name):
+                raise BadRequest(
+                    f"allowed_hosts must be like llm.example.org, .example.org or *, not {name!r}",
+                    param="allowed_hosts",
                 )
         if self.otlp_endpoint is not None and not _HTTP_URL.fullmatch(self.otlp_endpoint):
             raise BadRequest(

@@ -55,7 +55,7 @@ class Replica:
         context = serve.get_replica_context()
         self._name = context.replica_id.unique_id
         self._number = context.rank.rank % MOST_REPLICAS
-        self._server = InProcess(self._llm, server, self._number)
+        self._server = InProcess(self._llm, server, self._number, is_guarded=True)
         await self._llm.start()
         sys.setswitchinterval(1e-4)  # as in asyncllm/server/run.py
         self._ending = asyncio.create_task(self._end_with_engine())

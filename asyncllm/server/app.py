@@ -12,7 +12,7 @@ from asyncllm.errors import BadRequest
 from asyncllm.server.anthropic import routes as anthropic_routes
 from asyncllm.server.anthropic.errors import anthropic_error_response
 from asyncllm.server.arrivals.names import NUMBERS, Numbers
-from asyncllm.server.http.cors import add_cors, answer_preflights
+from asyncllm.server.http.browsers import add_cors, answer_preflights
 from asyncllm.server.http.cuts import CUTS, Cuts
 from asyncllm.server.http.errors import REFUSALS, Refusals
 from asyncllm.server.http.middleware import (

@@ -16,6 +16,7 @@ from asyncllm.server.app import create_app
 from asyncllm.server.arrivals.ways import arrivals_of
 from asyncllm.server.garbage import collect_when_quiet
 from asyncllm.server.http.answer import encode
+from asyncllm.server.http.browsers import guard
 from asyncllm.server.http.listener import Listener
 from asyncllm.server.native.health import health_of
 from asyncllm.server.reload import RELOADER, InForce, reload_when_told
@@ -103,6 +104,8 @@ async def serve(
     if arrivals is None:
         return 1
     service = app[SERVICE]
+    if not service.keys:
+        app.middlewares.append(guard((*config.allowed_hosts, config.host), config.cors_origin))
     arrivals.prepare(
         app, lambda: not llm.healthy and not service.draining, lambda: _how(service, app[WATCHDOG])
     )

@@ -11,7 +11,9 @@ from aiohttp import web
 from asyncllm.server.app import create_app
 from asyncllm.server.arrivals.routed import add_number
 from asyncllm.server.embedded.pipe import Pipe
+from asyncllm.server.http.browsers import guard
 from asyncllm.server.http.connection import connector
+from asyncllm.server.service import SERVICE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Iterable
@@ -42,13 +44,23 @@ class InProcess:
     same parser, limits, middlewares, and rules for slow and for leaving clients.
     """
 
-    def __init__(self, llm: Model, config: ServerConfig, replica: int | None = None):
+    def __init__(
+        self,
+        llm: Model,
+        config: ServerConfig,
+        replica: int | None = None,
+        *,
+        is_guarded: bool = False,
+    ):
         """Starting and closing the model stays with the caller. Raises like ``create_app``.
 
         Args:
             replica: which of several this is, if there are several.
+            is_guarded: what browsers send is judged here, and not by a host application.
         """
         self._app = app = create_app(llm, config)
+        if is_guarded and not app[SERVICE].keys:
+            app.middlewares.append(guard(config.allowed_hosts, config.cors_origin))
         if replica is not None:
             add_number(app, replica)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=CLOSE_SECONDS)

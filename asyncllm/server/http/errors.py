@@ -25,8 +25,8 @@ _MAX_PARAM = 200
 class HttpError(AsyncLLMError):
     """A request that breaks the rules of HTTP: unknown route, incomplete body, malformed header."""
 
-    def __init__(self, message: str, status: int):
-        super().__init__(message)
+    def __init__(self, message: str, status: int, *, code: str | None = None):
+        super().__init__(message, code=code)
         self.status = status
         self.type = "invalid_request_error" if status < 500 else "server_error"
 
@@ -97,6 +97,7 @@ _CAUSE_BY_CODE: Final = {
 _CAUSE_BY_STATUS: Final = {
     400: "invalid",
     401: "unauthorized",
+    403: "forbidden",
     404: "not_found",
     405: "not_found",
     408: "slow_body",

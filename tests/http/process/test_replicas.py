@@ -117,6 +117,34 @@ def test_one_port_answers_for_all() -> None:
     assert "Traceback" not in "".join(running.log)
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_strangers_pages_cannot_use_a_server_without_keys(replicas: int) -> None:
+    options = {"allowed_hosts": ["llm.example.org"], "cors_origin": ["https://app.example.org"]}
+    with supervised(replicas=replicas, server=options) as running:
+        running.until_ready()
+
+        def status(method: str, path: str, body: Any = None, **headers: str) -> int:
+            address = ("127.0.0.1", running.port)
+            with closing(http.client.HTTPConnection(*address, timeout=20)) as client:
+                named = {name.replace("_", "-"): value for name, value in headers.items()}
+                client.request(method, path, None if body is None else json.dumps(body), named)
+                return client.getresponse().status
+
+        body = {"prompt": "ab", "max_tokens": 2}
+        for _ in range(2 * replicas):
+            for path in ("/health", "/ready", "/load", "/metrics", "/v1/models", "/live", "/"):
+                assert status("GET", path, Host="evil.example.com") == 403, path
+                assert status("GET", path, Host=f"localhost:{running.port}") == 200, path
+            assert status("POST", "/generate", body, Origin="https://evil.example.com") == 403
+            assert status("POST", "/live/3/abort", {}, Sec_Fetch_Site="cross-site") == 403
+            assert status("POST", "/generate", body) == 200
+            allowed = {"Host": "llm.example.org", "Origin": "https://app.example.org"}
+            assert status("POST", "/generate", body, **allowed) == 415
+            assert (
+                status("POST", "/generate", body, **allowed, Content_Type="application/json") == 200
+            )
+
+
 def test_a_replica_that_dies_loading_is_started_again_while_another_serves(tmp_path: Path) -> None:
     serves = tmp_path / "the other serves"
 

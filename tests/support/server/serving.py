@@ -21,6 +21,7 @@ import uvloop
 from aiohttp import web
 
 from asyncllm.server.app import create_app
+from asyncllm.server.http.browsers import guard
 from asyncllm.server.http.listener import Listener
 from asyncllm.server_config import ServerConfig
 from asyncllm.supervise.listening import bind
@@ -141,6 +142,7 @@ def serving(
     prefix: str = "",
     handler_cancellation: bool = True,
     tls: Tls | None = None,
+    is_guarded: bool = False,
     new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
 ) -> Iterator[Server]:
     """Serve a fake, or a model; with a ``prefix``, as part of another application."""
@@ -151,6 +153,9 @@ def serving(
         llm = make_llm()
         await llm.start()
         app = create_app(llm, server_config)
+        if is_guarded:  # as ``asyncllm serve`` without keys
+            hosts = (*server_config.allowed_hosts, server_config.host)
+            app.middlewares.append(guard(hosts, server_config.cors_origin))
         if prefix:
             host = web.Application()
             host.add_subapp(prefix, app)

@@ -35,6 +35,7 @@ from asyncllm.server.http.errors import HttpError, Refusals
         (BadRequest("odd", code="unknown_parameter"), "invalid"),
         (BadRequest("odd", code="made up"), "invalid"),
         (Unauthorized("who?"), "unauthorized"),
+        (HttpError("whose page?", 403), "forbidden"),
         (NotFound("no such model", code="model_not_found"), "not_found"),
         (TooLarge("too large"), "too_large"),
         (NotReady("loading"), "not_ready"),

@@ -1,0 +1,181 @@
+"""Web pages that call the server: those of other origins may if the configuration lists them.
+
+A browser sends its user's requests from any page that is open in it. An API key stops the others,
+which do not know it. Without keys, three rules do, see ``guard``.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import hdrs, web
+
+from asyncllm.server.http.errors import HttpError
+from asyncllm.server.http.route import BY_HANDLER
+from asyncllm.server.limits.headers import OPENAI_HEADERS
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from aiohttp.typedefs import Handler, Middleware
+
+#: Headers that scripts may read, besides those that browsers always show them.
+_EXPOSED: Final = ", ".join(
+    (
+        *("X-Request-Id", "X-Ignored-Parameters"),
+        *("Retry-After", "retry-after-ms", "x-should-retry"),
+        *OPENAI_HEADERS,
+    )
+)
+#: A Host header: a name, or an IPv6 address in brackets, and perhaps a port.
+_HOST: Final = re.compile(r"(\[[0-9a-f:.]+(?:%[^\]\s]+)?\]|[a-z0-9._-]+)(?::[0-9]*)?", re.I)
+#: The last part of an IPv4 address; browsers take no name that ends like this for anything else.
+_NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
+#: Endings of names that are resolved on this machine or in the local network alone.
+_LOCAL: Final = frozenset(("localhost", "local", "internal"))
+_DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
+#: Seconds for which browsers keep the answer to a preflight; Chromium's own limit.
+_MAX_AGE: Final = "7200"
+
+
+def add_cors(app: web.Application, origins: Collection[str]) -> None:
+    """Let pages of ``origins`` read this app's answers; ``*`` stands for every page.
+
+    Keys are headers that scripts set themselves, not cookies, so credentials are never allowed.
+    """
+    everybody = "*" in origins
+
+    async def allow(request: web.Request, response: web.StreamResponse) -> None:
+        # A signal and not a middleware, which would be too late for streams.
+        origin = request.headers.get(hdrs.ORIGIN)
+        if not everybody:
+            response.headers.add(hdrs.VARY, hdrs.ORIGIN)
+        if origin is not None and (everybody or origin in origins):
+            response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = "*" if everybody else origin
+            response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = _EXPOSED
+
+    app.on_response_prepare.append(allow)
+
+
+@web.middleware
+async def answer_preflights(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer a browser's preflight, which has no API key.
+
+    The header that ``add_cors`` adds to this answer tells whether the origin is allowed.
+    """
+    method = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_METHOD)
+    if request.method != hdrs.METH_OPTIONS or method is None:
+        return await handler(request)
+    wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "*")
+    headers = {
+        hdrs.ACCESS_CONTROL_ALLOW_METHODS: "GET, POST, DELETE",
+        hdrs.ACCESS_CONTROL_ALLOW_HEADERS: wanted,
+        hdrs.ACCESS_CONTROL_MAX_AGE: _MAX_AGE,
+    }
+    return web.Response(status=204, headers=headers)
+
+
+def guard(hosts: Collection[str], origins: Collection[str]) -> Middleware:
+    """A middleware for a server without keys, which any web page could use otherwise.
+
+    A page whose own name leads to this server (DNS rebinding) is recognised by the name. Another
+    one cannot read answers, but forms and some requests of scripts arrive all the same: what would
+    change something is refused. And a body of JSON has to say so, which has browsers ask before.
+
+    Programs that are no browsers send none of the headers that this is about.
+
+    Args:
+        hosts: names that the server has, besides local ones and addresses; ".example.org" stands
+            for that and all names below it, "*" for any.
+        origins: of pages that may use it; "*" stands for any.
+    """
+    names = (*hosts, socket.gethostname())
+    known = frozenset(
+        name if name == "*" else name.lower().removeprefix("*").removesuffix(".") for name in names
+    )
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        for host in request.headers.getall(hdrs.HOST, ()):
+            _check_host(host, known)
+        if request.method not in (hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS):
+            _check_origin(request, origins)
+            _check_type(request)
+        return await handler(request)
+
+    return check
+
+
+def _check_host(host: str, known: Collection[str]) -> None:
+    """
+    Raises:
+        HttpError: a stranger may own this name.
+    """
+    if not host or "*" in known:
+        return
+    found = _HOST.fullmatch(host)
+    name = found[1].lower().removesuffix(".") if found else ""
+    labels = name.split(".")
+    # Nobody can own a name without a dot; and addresses are not looked up.
+    is_local = name.startswith("[") or len(labels) == 1 or labels[-1] in _LOCAL
+    if name and (is_local or _NUMBER.fullmatch(labels[-1]) or name in known):
+        return
+    endings = (f".{'.'.join(labels[i:])}" for i in range(len(labels)))
+    if name and any(ending in known for ending in endings):
+        return
+    advice = f": if it is one of its names, start it with --allowed-hosts {name}" if name else ""
+    raise HttpError(
+        f"this server needs no API key, so it does not answer to the host {host!r}{advice}",
+        403,
+        code="host_not_allowed",
+    )
+
+
+def _check_origin(request: web.Request, origins: Collection[str]) -> None:
+    """
+    Raises:
+        HttpError: a page of another origin sends the request, and may not.
+    """
+    given = request.headers.getall(hdrs.ORIGIN, [])
+    site = request.headers.get("Sec-Fetch-Site", "").lower()
+    if site in ("same-origin", "none") or "*" in origins or not (given or site):
+        return
+    host = request.headers.get(hdrs.HOST, "")
+    if given and all(one in origins for one in given):
+        return
+    if not site and all(_is_same(one, host) for one in given):
+        return
+    who = repr(given[0]) if given else "other origins"
+    named = given[0] if given and given[0] != "null" else "'*'"
+    raise HttpError(
+        f"this server needs no API key, so pages of {who} may not use it, unless it is started "
+        f"with --cors-origin {named}",
+        403,
+        code="origin_not_allowed",
+    )
+
+
+def _is_same(origin: str, host: str) -> bool:
+    """Whether pages of this origin come from this host; a proxy may speak HTTPS before us."""
+    scheme, _, name = origin.lower().partition("://")
+    port = _DEFAULT_PORTS.get(scheme)
+    return port is not None and name.removesuffix(port) == host.lower().removesuffix(port)
+
+
+def _check_type(request: web.Request) -> None:
+    """
+    Raises:
+        HttpError: a page sends a body that is to be JSON, and does not say that it is.
+    """
+    route = request.app[BY_HANDLER].get(request.match_info.handler)
+    if route is None or route.body is None or hdrs.ORIGIN not in request.headers:
+        return
+    kind = request.content_type.lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise HttpError(
+            f"the Content-Type of a page's request must be application/json, not {kind!r}",
+            415,
+            code="content_type_not_json",
+        )
