@@ -169,6 +169,23 @@ def test_values_that_are_refused(
     assert all(word in str(caught.value) for word in words), caught.value
 
 
+def test_projections_that_no_layer_uses_are_not_read(tmp_path: Path) -> None:
+    """Published checkpoints have those of layers that read the keys and values of others."""
+    folder = tiny_models.make("gemma4", tmp_path)
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    shared = "model.layers.4.self_attn."
+    assert f"{shared}k_proj.weight" not in weights
+    for name in ("k_proj.weight", "k_norm.weight", "v_proj.weight"):
+        weights[shared + name] = torch.zeros(7)
+    save_file(weights, file, metadata={"format": "pt"})
+    load_model(folder, read_spec(folder), torch.float32, "cpu")
+    weights["model.layers.3.self_attn.o_proj.bias"] = torch.zeros(7)
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"unexpected 'model.layers.3.self_attn.o_proj.bias'"):
+        load_model(folder, read_spec(folder), torch.float32, "cpu")
+
+
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
 def test_the_simulated_device_knows_the_number_of_parameters(family: str, tmp_path: Path) -> None:
     """Of matrices, without those of positions."""

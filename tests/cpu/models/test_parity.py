@@ -85,6 +85,21 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma4",
         {"attention_k_eq_v": False, "use_double_wide_mlp": False, "num_kv_shared_layers": 3},
     ),
+    "gemma4-biases": (
+        "gemma4",
+        {
+            "attention_bias": True,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "rope_theta": 5000.0,
+                    "partial_rotary_factor": 0.5,
+                    "factor": 4.0,
+                },
+            },
+        },
+    ),
     "gemma4-inputs-alone": ("gemma4", {"num_kv_shared_layers": 0}),
     "gemma4-experts-and-inputs": ("gemma4_moe", {"hidden_size_per_layer_input": 8}),
     "phi3-window": ("phi3", {"sliding_window": 40}),

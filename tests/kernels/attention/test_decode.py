@@ -171,9 +171,11 @@ def test_pieces_leave_no_arrivals_behind() -> None:
 @pytest.mark.parametrize("rows", [1, 8, 32, 128, 256, 1000])
 @pytest.mark.parametrize("max_length", [16, 4096, 1 << 17])
 def test_cuts_fit_the_rows(rows: int, max_length: int) -> None:
-    cut = choose_cut(rows, make_spec(), max_length, 2)
-    assert cut.chunk % cut.tile == 0
-    assert 1 <= cut.splits <= max(max_length // cut.chunk, 1)
+    for spec in (make_spec(), make_spec(head_dim=512)):
+        cut = choose_cut(rows, spec, max_length, 2)
+        assert cut.chunk % cut.tile == 0
+        assert 1 <= cut.splits <= max(max_length // cut.chunk, 1)
+    assert cut.warps == 8, "fewer do not have the registers for heads of 512"
 
 
 def test_no_rows() -> None:

@@ -91,11 +91,13 @@ def choose_cut(rows: int, spec: AttentionSpec, max_length: int, itemsize: int) -
 
 
 def fitted(cut: Cut, spec: AttentionSpec, max_length: int, itemsize: int) -> Cut:
-    """No more pieces than the longest row has, and tiles that fit into shared memory."""
+    """No more pieces than the longest row has, tiles that fit into shared memory, and for heads of
+    512 as many warps as keep them in registers (with 4, a thread spills 1 KB)."""
     token_bytes = next_power_of_2(spec.head_dim) * itemsize
     return cut._replace(
         splits=fitting_splits(cut.splits, cut.chunk, max_length),
         tile=max(min(cut.tile, MAX_TILE_BYTES // token_bytes), 16),
+        warps=cut.warps if spec.head_dim <= 256 else 8,
     )
 
 
