@@ -19,6 +19,9 @@ class Expiring(Generic[T]):
     def __contains__(self, item: T) -> bool:
         return item in self._deadlines
 
+    def __len__(self) -> int:
+        return len(self._deadlines)
+
     def __iter__(self) -> Iterator[T]:
         return iter(self._deadlines)
 

@@ -139,6 +139,8 @@ class Front:
 
     def act(self) -> None:
         now = time.monotonic()
+        placed = len(self._handed) + len(self._asking)
+        self._everyone.own.connections = self._reader.num_clients + placed
         self._reader.act()
         self._everyone.expire()
         self._outage.expire()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from asyncllm.supervise.crowd import FileLimit
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -137,6 +139,13 @@ OWN: Final = (
         "Requests given to another replica because theirs had died.",
         "moved",
     ),
+    ("asyncllm_front_connections_open", "gauge", "Clients' connections.", "connections"),
+    (
+        "asyncllm_front_open_files_limit",
+        "gauge",
+        "How many files the front may have open; each connection is one.",
+        "files",
+    ),
 )
 
 
@@ -144,7 +153,8 @@ class Own:
     """The front's own numbers."""
 
     def __init__(self) -> None:
-        self.ready = self.deaths = self.moved = 0
+        self.ready = self.deaths = self.moved = self.connections = 0
+        self.files = FileLimit.now().files
 
     def page(self) -> str:
         return "".join(

@@ -72,6 +72,10 @@ class Reader:
         return min((at for at in (*times, self._accept_at) if at is not None), default=None)
 
     @property
+    def num_clients(self) -> int:
+        return len(self._idle) + len(self._heads) + len(self._bodies)
+
+    @property
     def _begun(self) -> tuple[Expiring[Client], ...]:
         """Where clients are whose request has begun."""
         return self._heads, self._bodies, self._parts

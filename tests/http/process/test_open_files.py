@@ -123,6 +123,8 @@ def test_many_clients_of_a_front_with_few_files() -> None:
         idle = connect(running.port, stack)
         for _ in range(5):
             assert running.status("/health") == 200
+        assert metric(running, "front_open_files_limit") == FILES
+        assert 0 < metric(running, "front_connections_open") < FILES
         assert complete(running.port) == "length"
         closed = sum(map(is_closed, idle))
         assert 0 < CLIENTS - closed < FILES
