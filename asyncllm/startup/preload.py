@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 #: All that a server imports before torch and that has extension modules.
-EXTENSIONS = ("aiohttp.web", "jinja2", "mmap", "numpy", "queue", "termios", "tokenizers", "uvloop")
+EXTENSIONS = (
+    "aiohttp.web", "jinja2", "mmap", "numpy", "queue", "safetensors", "termios", "tokenizers",
+    "uvloop",
+)  # fmt: skip
 
 
 def preload_cuda(gpu: int = 0) -> None:

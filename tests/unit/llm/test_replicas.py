@@ -115,7 +115,7 @@ async def test_no_thread_of_the_program_is_needed() -> None:
 async def test_a_replica_that_cannot_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("asyncllm.supervise.restarts.FAILED_STARTS", 1)
+    monkeypatch.setattr("asyncllm.supervise.server.FAILED_STARTS", 1)
     template = tmp_path / "template.jinja"
     template.write_text("{{ messages[0].content }}")
     async with AsyncLLM(**SIM, chat_template=str(template)) as llm:
