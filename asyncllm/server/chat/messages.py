@@ -80,14 +80,21 @@ def read_chat(body: ChatFields) -> list[str]:
     if body.tools is not None:
         if not body.tools:
             raise BadRequest("tools is empty", param="tools")
-        body.tools = _functions(body.tools, left_out)
+        body.tools = functions(body.tools, left_out)
     body.messages = _read_messages(body.messages or [], body.tools, left_out)
-    _allow_tools(body)
+    _allow_tools(body, left_out)
     return left_out
 
 
-def _functions(tools: list[dict[str, Any]], left_out: list[str]) -> list[dict[str, Any]]:
-    """The tools that are functions; there must be one."""
+def functions(tools: list[dict[str, Any]], left_out: list[str]) -> list[dict[str, Any]]:
+    """The tools that are functions; if there are tools, one must be.
+
+    Args:
+        left_out: gets names for the others.
+
+    Raises:
+        BadRequest: none is a function.
+    """
     found, named = [], []
     for i, tool in enumerate(tools):
         kind = tool.get("type")
@@ -139,6 +146,10 @@ def result_content(given: Any) -> str | list[dict[str, Any]] | None:
 def _read_message(
     given: dict[str, Any], message: ChatMessage, where: str, left_out: list[str]
 ) -> dict[str, Any]:
+    for i, call in enumerate(message.tool_calls or ()):
+        if call.function is None and call.custom is None:
+            missing = f"{where}.tool_calls[{i}].function"
+            raise BadRequest(f"{missing} is required", param=missing)
     where = f"{where}.content"
     if message.content is None and message.role in ("system", "developer", "user"):
         raise BadRequest(f"{where} is required", param=where)
@@ -161,24 +172,40 @@ def _read_message(
     return {**given, "content": kept}
 
 
-def _allow_tools(body: TemplateFields) -> None:
-    """Replace ``allowed_tools`` by its mode, and drop the tools that it does not allow."""
+def _allow_tools(body: TemplateFields, left_out: list[str]) -> None:
+    """Replace ``allowed_tools`` by its mode, and drop the tools that it does not allow.
+
+    It may also allow tools that are left out, beside others.
+    """
     match body.tool_choice:
         case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(allowed)}} if (
             mode in ("auto", "required") and allowed
         ):
-            names = [_tool_name(tool) for tool in allowed]
+            names = []
+            for i, tool in enumerate(allowed):
+                if _is_foreign(tool):
+                    left_out.append(f"tool_choice.allowed_tools.tools[{i}].{tool['type']}")
+                else:
+                    names.append(_tool_name(tool))
         case {"type": "allowed_tools"}:
             problem = "allowed_tools needs a mode, auto or required, and at least one of the tools"
             raise BadRequest(f"tool_choice: {problem}", param="tool_choice")
         case _:
             return
     tools = body.tools or []
-    if None in names or not {_tool_name(tool) for tool in tools}.issuperset(names):
+    if not names or None in names or not {_tool_name(tool) for tool in tools}.issuperset(names):
         problem = "tool_choice allows a tool that is not given"
         raise BadRequest(problem, param="tool_choice")
     body.tools = [tool for tool in tools if _tool_name(tool) in names]
     body.tool_choice = mode
+
+
+def _is_foreign(tool: Any) -> bool:
+    """Whether a tool is of a type that is left out."""
+    match tool:
+        case {"type": str(kind)}:
+            return kind != "function"
+    return False
 
 
 def _tool_name(tool: Any) -> str | None:

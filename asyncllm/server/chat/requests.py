@@ -214,10 +214,18 @@ class CalledFunction(msgspec.Struct):
     arguments: Any = "{}"
 
 
-class MessageToolCall(msgspec.Struct):
-    """A call that the model has made."""
+class CalledCustom(msgspec.Struct):
+    """A tool that takes text, and what a model has written for it."""
 
-    function: CalledFunction
+    name: str
+    input: Any = ""
+
+
+class MessageToolCall(msgspec.Struct):
+    """A call that the model has made: of a ``function``, or of a tool that takes text."""
+
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
 
 
 class ContentPart(msgspec.Struct):

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.adapter import convert_part
+from asyncllm.server.chat.messages import functions
 from asyncllm.server.chat.requests import ChatRequest, NamedSchema, ResponseFormat
 from asyncllm.server.http.fields import unsupported
 from asyncllm.server.ollama import requests
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from asyncllm.server.ollama.requests import Think
     from asyncllm.text.parsing import Formats
@@ -36,11 +37,14 @@ _SAME_NAME: Final = (
 )
 
 
-def chat_of(body: requests.OllamaFields, model: str, formats: Formats) -> ChatRequest:
+def chat_of(
+    body: requests.OllamaFields, model: str, formats: Formats, left_out: list[str]
+) -> ChatRequest:
     """The chat, with a trace, from which the reply takes its durations.
 
     Args:
         formats: in which ``model`` writes reasoning and calls.
+        left_out: gets names for tools that are left out.
 
     Raises:
         BadRequest: a field is malformed, or the model cannot do what it asks for.
@@ -49,7 +53,7 @@ def chat_of(body: requests.OllamaFields, model: str, formats: Formats) -> ChatRe
         raise BadRequest("top_logprobs needs logprobs", param="top_logprobs")
     if isinstance(body, requests.OllamaChatRequest):
         messages = [_message(message) for message in body.messages or ()]
-        tools = _tools(body.tools or ())
+        tools = _tools(body.tools or [], left_out)
         if tools and formats.tools is None:
             raise BadRequest(f"{model} does not support tools", param="tools")
     else:
@@ -149,7 +153,8 @@ def _message(given: requests.OllamaMessage) -> dict[str, Any]:
     return message
 
 
-def _tools(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    for i, tool in enumerate(given):
+def _tools(given: list[dict[str, Any]], left_out: list[str]) -> list[dict[str, Any]]:
+    tools = functions(given, left_out)
+    for i, tool in enumerate(tools):
         convert_part(tool, requests.OllamaTool, f"tools[{i}]")
-    return [{**tool, "type": "function"} for tool in given]
+    return [{**tool, "type": "function"} for tool in tools]

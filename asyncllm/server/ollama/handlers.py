@@ -57,8 +57,9 @@ async def _answer(
     service = request.app[SERVICE]
     llm = service.llm
     model = resolve_model(service, body.model)
-    service.note_ineffective(ineffective(body.options, llm.limits.max_model_len))
-    chat = chat_of(body, model, llm.chat_reader.formats)
+    left_out = list(ineffective(body.options, llm.limits.max_model_len))
+    chat = chat_of(body, model, llm.chat_reader.formats, left_out)
+    service.note_ineffective(left_out)
     if empty:  # the request only loads or unloads the model, which stays as it is
         reason = "unload" if unloads(body) else "load"
         fields = {"created_at": timestamp(), "done": True, "done_reason": reason}

@@ -97,7 +97,7 @@ def chat_of(body: ResponsesRequest, given: Sequence[items.Item], left_out: list[
         BadRequest: a tool or the tool choice is malformed.
     """
     offers = Offers(_given_tools(body, given), left_out)
-    choice, allowed = read_choice(body.tool_choice, offers)
+    choice, allowed = read_choice(body.tool_choice, offers, left_out)
     messages = messages_of(given)
     if body.instructions is not None:
         messages.insert(0, {"role": "system", "content": body.instructions})

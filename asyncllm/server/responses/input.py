@@ -97,14 +97,15 @@ class ReadInput:
             case requests.InputMessage():
                 return self._message(item, where)
             case requests.InputCall():
-                text = item.arguments if isinstance(item.arguments, str) else _json(item.arguments)
+                text = _text(item.arguments)
                 head |= {"id": item.id or _new_id("fc"), "call_id": item.call_id}
                 head |= {} if item.namespace is None else {"namespace": item.namespace}
                 return items.FunctionCallItem(name=item.name, arguments=text, **head)
             case requests.InputCustomCall():
                 head |= {"id": item.id or _new_id("ctc"), "call_id": item.call_id}
                 head |= {} if item.namespace is None else {"namespace": item.namespace}
-                return items.CustomToolCallItem(name=item.name, input=item.input, **head)
+                text = "" if item.input is None else _text(item.input)
+                return items.CustomToolCallItem(name=item.name, input=text, **head)
             case requests.InputShellCall():
                 id = item.id or _new_id("lsh")
                 head |= {"id": id, "call_id": item.call_id or id}
@@ -187,10 +188,8 @@ class ReadInput:
 
     def _output(self, given: Any, where: str) -> str:
         """What a tool returned, as text; the model should know of what is no text."""
-        if isinstance(given, str):
-            return given
         if not isinstance(given, list):
-            return "" if given is None else _json(given)
+            return "" if given is None else _text(given)
         texts = []
         for i, part in enumerate(given):
             match part:
@@ -236,6 +235,10 @@ def _reasoning(item: requests.InputReasoning) -> items.ReasoningItem:
         summary=[items.SummaryText(part.text) for part in item.summary or ()],
         content=[items.ReasoningText(text) for text in texts] or msgspec.UNSET,
     )
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else _json(value)
 
 
 def _json(value: Any) -> str:

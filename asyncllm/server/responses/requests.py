@@ -54,12 +54,12 @@ class InputCallOutput(msgspec.Struct):
 
 
 class InputCustomCall(msgspec.Struct):
-    """A call of a tool that takes text."""
+    """A call of a tool that takes text; ``input`` may be any JSON."""
 
     type: Literal["custom_tool_call"]
     call_id: str
     name: str
-    input: str = ""
+    input: Any = ""
     namespace: str | None = None
     id: str | None = None
     status: str | None = None

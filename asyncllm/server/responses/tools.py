@@ -96,6 +96,11 @@ class Offers:
         offer = self._by_name.get(offered)
         return offered if offer is not None and offer.kind == kind else None
 
+    def leaves_out(self, tool: Any) -> bool:
+        """Whether a tool is of a type that was given, and cannot be offered."""
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        return any(name.rpartition(".")[2] == kind for name in self._left_out)
+
     def item(self, name: str, arguments: str, call_id: str, **head: Any) -> items.CallItem:
         """The item of a call."""
         offer = self._by_name.get(name)
@@ -192,8 +197,11 @@ def _with_format(tool: CustomTool) -> str | None:
     return tool.description
 
 
-def read_choice(given: Any, offers: Offers) -> tuple[Any, list[str]]:
+def read_choice(given: Any, offers: Offers, left_out: list[str]) -> tuple[Any, list[str]]:
     """The choice as chat completions take it, and the names of the tools on offer.
+
+    Args:
+        left_out: gets names for tools that are allowed beside others, and are left out.
 
     Raises:
         BadRequest: it names a tool that is not offered, or requires one where there is none.
@@ -205,11 +213,17 @@ def read_choice(given: Any, offers: Offers) -> tuple[Any, list[str]]:
         case "required" if names:
             return given, names
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(tools)}:
-            allowed = [_chosen(tool, offers) for tool in tools]
-            if None in allowed:
-                raise BadRequest("tool_choice allows a tool that is not given", param="tool_choice")
+            allowed = []
+            for i, tool in enumerate(tools):
+                if (name := _chosen(tool, offers)) is not None:
+                    allowed.append(name)
+                elif offers.leaves_out(tool):
+                    left_out.append(f"tool_choice.tools[{i}].{tool['type']}")
+                else:
+                    problem = "tool_choice allows a tool that is not given"
+                    raise BadRequest(problem, param="tool_choice")
             if allowed:
-                return mode, [name for name in allowed if name is not None]
+                return mode, allowed
         case {"type": str()} if (name := _chosen(given, offers)) is not None:
             return {"type": "function", "function": {"name": name}}, names
     raise BadRequest("tool_choice is none that these tools leave", param="tool_choice")

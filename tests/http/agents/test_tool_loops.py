@@ -153,8 +153,30 @@ def test_tools_of_another_kind_are_left_out_and_named(server: Server) -> None:
     untyped = {"function": {"name": "find"}}
     assert server.post("/v1/chat/completions", body | {"tools": [untyped]}).status == 200
     assert server.llm.encoded[-1] == made
+    allowed = {"mode": "auto", "tools": tools[:2]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    some = server.post("/v1/chat/completions", body | {"tools": tools[:2], "tool_choice": choice})
+    names = "tools[0].web_search, tool_choice.allowed_tools.tools[0].web_search"
+    assert (some.status, some.headers["X-Ignored-Parameters"]) == (200, names)
+    assert server.llm.encoded[-1] == made
     alone = server.post("/v1/chat/completions", body | {"tools": tools[:1]})
     assert (alone.status, alone.json["error"]["param"]) == (400, "tools[0].type")
+
+
+@pytest.mark.parametrize("text", ["a", "", None, {"lines": 1}])
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_calls_of_tools_that_take_text(server: Server, api: str, text: Any) -> None:
+    server.llm.chat_template = ChatTemplate(FAMILIES["qwen2"])  # type: ignore[assignment]
+    path, body = loop(api, "{}")
+    if api == "chat":
+        custom = {"name": "apply_patch", "input": text}
+        call = {"id": "call_1", "type": "custom", "custom": custom, "function": None}
+        body["messages"][1]["tool_calls"] = [call]
+    else:
+        call = {"type": "custom_tool_call", "call_id": "call_1", "name": "apply_patch"}
+        body["input"][1] = {**call, "input": text}
+    assert server.post(path, body).status == 200
+    assert '"name": "apply_patch"' in server.llm.encoded[-1]
 
 
 def test_what_is_no_text_is_left_out_of_answers_and_results(server: Server) -> None:

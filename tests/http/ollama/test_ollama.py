@@ -230,6 +230,17 @@ def test_a_conversation_with_a_tool(speaking: Server) -> None:
     assert options["tools"][0]["function"]["name"] == "add"
 
 
+def test_tools_of_another_kind_are_left_out_and_named(speaking: Server) -> None:
+    body = {**say("a"), "tools": [{"type": "web_search"}, tool("add"), {"function": {"name": "b"}}]}
+    answer = speaking.post(CHAT, body)
+    assert (answer.status, answer.headers["X-Ignored-Parameters"]) == (200, "tools[0].web_search")
+    template = speaking.llm.chat_template
+    assert template is not None
+    tools = template.seen[1]["tools"]
+    assert [each["function"]["name"] for each in tools] == ["add", "b"]
+    assert speaking.post(CHAT, {**say("a"), "tools": [{"type": "web_search"}]}).status == 400
+
+
 CALLS = (
     "<think>Hm, é.</think>Here:"
     '<tool_call>{"name": "add", "arguments": {"a": 12345678901234567890123}}</tool_call>'

@@ -190,6 +190,20 @@ def test_a_choice_of_a_tool(server: Server) -> None:
         assert server.post(RESPONSES, body | {"tool_choice": choice}).status == 400
 
 
+def test_a_choice_among_tools_of_which_some_are_left_out(server: Server) -> None:
+    search = {"type": "web_search"}
+    body = {"input": says("apply_patch", {"input": "a"}), "tools": [search, CUSTOM, SHELL]}
+    allowed = {"type": "allowed_tools", "mode": "auto"}
+    tools = [search, {"type": "custom", "name": "apply_patch"}]
+    answer = server.post(RESPONSES, body | {"tool_choice": {**allowed, "tools": tools}})
+    assert answer.json["output"][0]["type"] == "custom_tool_call"
+    names = "tools[0].web_search, tool_choice.tools[0].web_search"
+    assert answer.headers["X-Ignored-Parameters"] == names
+    for refused in ([search], [{"type": "mcp"}, *tools]):
+        choice = {**allowed, "tools": refused}
+        assert server.post(RESPONSES, body | {"tool_choice": choice}).status == 400
+
+
 def test_calls_and_results_of_every_kind_are_read_back(server: Server) -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
     action: dict[str, Any] = {"type": "exec", "command": ["ls"], "env": {}, "timeout_ms": None}

@@ -20,6 +20,7 @@ VALID: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "aé"},
     GENERATE: {"prompt": "aé"},
     RESPONSES: {"input": "aé"},
+    f"{RESPONSES}/compact": {"input": "aé"},
     MESSAGES: {"model": "fake", "max_tokens": 50, "messages": [USER]},
     COUNT: {"model": "fake", "messages": [USER]},
     "/tokenize": {"prompt": "aé"},
