@@ -248,13 +248,14 @@ def _parameters(text: str, after: int, call: ProbeCall) -> _Arguments | None:
     rest = text[found.end() :]
     key_begin = between[len(between) - common(before, between, from_end=True) :].lstrip()
     value_end = between[: len(between) - len(key_begin)]
-    if not key_begin or not value_end.strip() or not rest.startswith(value_end.rstrip()):
+    end_of_last = value_end.replace(words[0], words[2]).rstrip()
+    if not key_begin or not value_end.strip() or not rest.startswith(end_of_last):
         return None
     style = ParameterStyle(
         key_begin,
         key_end.strip(),
         "",
-        value_end.strip(),
+        value_end.strip().replace(words[0], "{}"),
         own_lines=key_end.endswith("\n") and value_end.startswith("\n"),
     )
     if key_end != second_key_end:
@@ -262,7 +263,7 @@ def _parameters(text: str, after: int, call: ProbeCall) -> _Arguments | None:
     elif two := _TWO_TAGS.fullmatch(style.key_end):
         style = replace(style, key_end=two[1], value_begin=two[2])
     start = after + len(before) - len(key_begin)
-    return _Arguments(start, found.end() + len(value_end.rstrip()), NamedBody(parameters=style))
+    return _Arguments(start, found.end() + len(end_of_last), NamedBody(parameters=style))
 
 
 def _with_kinds(style: ParameterStyle, of_text: str, of_number: str) -> ParameterStyle:

@@ -47,7 +47,8 @@ class ParameterStyle(msgspec.Struct, frozen=True):
     """Arguments written one by one as text; only the tool's schema tells the type of a value.
 
     Attributes:
-        key_begin, key_end, value_begin, value_end: markers around a name and its value.
+        key_begin, key_end, value_begin, value_end: markers around a name and its value; the last
+            may have the name in it, where {} stands.
         own_lines: a value stands on lines of its own: one line break on each side is markup.
         kind_end: after ``key_end`` come a word for the kind of the value and this marker.
         text_kind: the word that says that the value is a string.
@@ -201,7 +202,7 @@ def _markup_of(form: ToolFormat) -> re.Pattern[str]:
             if (style := body.parameters) is not None:
                 patterns.append(_between(style.key_begin, style.key_end))
     tags = sorted({marker for marker in form.markers() if is_tag(marker)}, key=len, reverse=True)
-    patterns += map(re.escape, tags)
+    patterns += (re.escape(tag).replace(r"\{\}", r"[\w.-]+") for tag in tags)
     return re.compile("|".join(patterns) or "(?!)")
 
 

@@ -134,7 +134,8 @@ class TaggedReader:
         self._announced |= bool(call.begin)
         if not call.is_loose and not self._inner:
             # From now on, markers within calls are markup as well, wherever they stand.
-            self._inner = {*filter(is_tag, self._tools.markers())}.difference(self._markup)
+            tags = filter(is_tag, self._tools.markers())
+            self._inner = {tag for tag in tags if not any(m.startswith(tag) for m in self._markup)}
             self._take_markup({*self._markup, *self._inner})
         is_markup = yield from self._calls.read(call, lead, announced=self._announced)
         if is_markup is not None:

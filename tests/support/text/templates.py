@@ -146,6 +146,26 @@ OTHER_CALLS = {
         ),
         '<function name="f"><param name="a">1</param></function><function name="f"></function>',
     ),
+    "tags that are names": (
+        "]<]x[>[<tool_call>\n"
+        + _each(
+            ']<]x[>[<invoke name="{{ f.name }}">\n'
+            + _parameters("]<]x[>[<", ">", "]<]x[>[</{{ k }}>\n")
+            + "]<]x[>[</invoke>\n"
+        )
+        + "]<]x[>[</tool_call>",
+        ']<]x[>[<tool_call>\n]<]x[>[<invoke name="f">\n]<]x[>[<a>1]<]x[>[</a>\n]<]x[>[</invoke>\n'
+        ']<]x[>[<invoke name="f">\n]<]x[>[</invoke>\n]<]x[>[</tool_call>',
+    ),
+    "elements": (
+        _each(
+            "<tool><name>{{ f.name }}</name>\n<with>\n"
+            + _parameters("<", ">", "</{{ k }}>\n")
+            + "</with></tool>"
+        ),
+        "<tool><name>f</name>\n<with>\n<a>1</a>\n</with></tool>"
+        "<tool><name>f</name>\n<with>\n</with></tool>",
+    ),
     "tags with kinds": (
         "<|x|calls>\n"
         + _each(

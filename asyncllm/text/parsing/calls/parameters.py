@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from asyncllm.text.parsing.literal import literal_of
 from asyncllm.text.parsing.literal_atoms import escaped
-from asyncllm.text.parsing.source import NO_MARKERS, markers_of
+from asyncllm.text.parsing.source import NO_MARKERS, Markers, markers_of, shortest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from asyncllm.text.parsing.formats import ParameterStyle
-    from asyncllm.text.parsing.source import Emit, Markers, Source, Steps
+    from asyncllm.text.parsing.source import Emit, Source, Steps
 
 _TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 _MAX_DEPTH = 16  # of references and alternatives
@@ -54,10 +54,9 @@ class ParameterReader:
         self._call_end = markers_of(*call_end)
         self._following = following
         line = "\n" if style.own_lines else ""
-        self._own_ends = markers_of(style.value_end, line and line + style.value_end)
-        others = [line + end for end in (style.key_begin, *call_end)]
-        self._sure_ends = markers_of(*others[:2]) if line else NO_MARKERS
-        self._value_ends = markers_of(*self._own_ends.texts, *others)
+        self._others = [line + end for end in (style.key_begin, *call_end)]
+        self._sure_ends = markers_of(*self._others[:2]) if line else NO_MARKERS
+        self._named_ends = "{}" in style.value_end
         self._whole = True
 
     def read(self) -> Steps[bool]:
@@ -68,7 +67,9 @@ class ParameterReader:
         while True:
             before = yield from self._parameter(before)
             yield from source.skip_space()
-            if not self._whole or not (yield from source.at(key_begin)):
+            if not self._whole or (yield from source.sees(self._call_end)):
+                break
+            if not (yield from source.at(key_begin)):
                 break
         self._emit("}" if before != "{" else "{}")
         return self._whole and not (yield from source.breaks_off(key_begin))
@@ -94,11 +95,11 @@ class ParameterReader:
             types = frozenset()
         if types <= {"string"}:
             self._emit(key + '"')
-            self._whole = yield from self._value(lambda text: self._emit(escaped(text)))
+            self._whole = yield from self._value(name, lambda text: self._emit(escaped(text)))
             self._emit('"')
         else:
             pieces.clear()
-            self._whole = yield from self._value(pieces.append)
+            self._whole = yield from self._value(name, pieces.append)
             value = "".join(pieces)
             if not self._whole and not value.strip():
                 return before
@@ -116,13 +117,19 @@ class ParameterReader:
             yield from source.take("\n")
         return False
 
-    def _value(self, emit: Emit) -> Steps[bool]:
-        """Read a value and the marker that ends it; False if it breaks off."""
-        source = self._source
-        while (yield from source.until(self._value_ends, emit, breaks_off=True)):
-            if (yield from source.at(self._own_ends)) or (yield from self._ends_here()):
+    def _value(self, name: str, emit: Emit) -> Steps[bool]:
+        """Read the value of a parameter and the marker that ends it; False if it breaks off."""
+        source, end = self._source, self._style.value_end
+        if self._named_ends:
+            own_end = Markers((end.replace("{}", name),))
+            ends = Markers(tuple(shortest((*own_end.texts, *self._call_end.texts))))
+        else:
+            own_end = markers_of(end, "\n" + end if self._style.own_lines else "")
+            ends = markers_of(*own_end.texts, *self._others)
+        while (yield from source.until(ends, emit, breaks_off=True)):
+            if (yield from source.at(own_end)) or (yield from self._ends_here()):
                 return True
-            emit((yield from source.at(self._value_ends)))
+            emit((yield from source.at(ends)))
         return False
 
     def _ends_here(self) -> Steps[bool]:
@@ -137,7 +144,7 @@ class ParameterReader:
             return True
         source.mark()
         yield from source.skip_space()
-        if (yield from source.at(markers_of(style.key_begin))):
+        if not self._named_ends and (yield from source.at(markers_of(style.key_begin))):
             yield from source.run(_NAME, _MAX_NAME)
             follows = bool((yield from source.at(markers_of(style.key_end))))
         else:

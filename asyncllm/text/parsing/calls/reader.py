@@ -51,8 +51,10 @@ class CallReader:
         self._form = form
         # What ends arguments that break off: the end of a call, or the next one.
         self._stops = markers_of(*filter(_may_stop, form.outer_markers()))
-        # What is content, with its place in the text, once it is clear what comes next.
+        # Content, with its place in the text, that belongs before the next call.
         self._refused: list[tuple[int, str]] = []
+        self._marked = 0  # where the text that is not decided begins
+        self._undecided = False  # there is a mark at the beginning as well: all may be an answer
 
     def read(self, call: CallSyntax, lead: str, *, announced: bool) -> Steps[bool | None]:
         """Read what follows ``call.begin``, which is consumed.
@@ -67,88 +69,106 @@ class CallReader:
         """
         source, out = self._source, self._out
         first, begin = out.calls, source.consumed
-        unlike: list[str] = []  # the text while nothing was a call
         self._refused.clear()
-        at = begin
-        source.mark()
-        yield from source.skip_space()
-        is_list = bool(call.may_be_list and (yield from source.take("[")))
-        fits = more = True
-        while more:
-            yield from source.skip_space()
-            element = source.consumed
-            opening = yield from source.peek()
-            try:
-                fits = yield from self._element(call, opening)
-            except NotOffered:
-                unlike.append(source.unmark())
-                self._refused.append((element, unlike[-1][element - at :]))
-            except Answer:
-                source.unmark()
-                return True
-            except NotACall:
-                if source.cut_off and announced:  # half a call
-                    source.unmark()
-                    source.drop()
-                    return True
-                if call.is_loose or opening != "{":
-                    source.rewind()
-                    if out.calls == first and not unlike:
-                        return None
-                    fits = False
-                    break
-                unlike.append(source.rewind(element - at))
-                source.mark()
-                yield from Literal(source, _drop, stops=self._stops).read()
-                unlike.append(source.unmark())
-                self._refused.append((element, unlike[-1]))
-            if not fits:
-                break
-            at = source.consumed
+        self._undecided = call.is_loose
+        if self._undecided:
             source.mark()
-            more = yield from self._another(call, is_list=is_list)
-            if not more:
-                unlike.append(source.unmark())
-        shown = bool(self._refused)
-        if out.calls == first and call.is_loose:
-            out.content(lead + call.begin + "".join(unlike))
-            return False
+        self._mark()
+        try:
+            fits = yield from self._calls(call)
+        except Answer:
+            self._settle()
+            return True
+        except NotACall:
+            if source.cut_off and announced:  # half a call
+                self._settle()
+                source.drop()
+                return True
+            source.rewind()
+            if self._undecided:
+                source.unmark()
+            return None
+        if self._undecided:
+            source.rewind()
+            return None
         if out.calls == first:
             out.content(lead, source.consumed - begin + len(call.begin))
+        shown = bool(self._refused)
         self._show_refused()
         return (not fits or (yield from self._end(call.end))) and not shown
 
-    def _element(self, call: CallSyntax, opening: str) -> Steps[bool]:
-        """Read one call; False if what follows its arguments is not part of it.
+    def _calls(self, call: CallSyntax) -> Steps[bool]:
+        """Read calls in a row; False if what follows the last is not part of it.
 
         Raises:
-            NotACall, NotOffered: the text since the mark is none.
+            NotACall: the first is none.
+            Answer: nor is it to be one.
         """
-        if opening == "{" and call.json is not None:
-            reader = JsonCall(
-                self._source, call.json, self._tools, self._start, self._out.end_call, self._stops
-            )
-            return (yield from reader.read())
-        if call.named is None:
-            raise NotACall
-        yield from self._named_call(call, call.named)
+        source = self._source
+        yield from source.skip_space()
+        is_list = bool(call.may_be_list and (yield from source.take("[")))
+        yield from source.skip_space()
+        fits = yield from self._one(call)
+        while fits and (yield from self._another(call, is_list=is_list)):
+            try:
+                fits = yield from self._one(call)
+            except NotACall:
+                fits = source.cut_off and not self._undecided
+                if not fits:
+                    source.rewind()
+                    break
+                source.unmark()  # half a call
+                source.drop()
+        return fits
+
+    def _one(self, call: CallSyntax) -> Steps[bool]:
+        """Read one call, or what is refused; False if what follows is not part of it.
+
+        Raises:
+            NotACall: it is neither; its text is still marked.
+        """
+        source = self._source
+        begin, opening = source.consumed, (yield from source.peek())
+        try:
+            if opening == "{" and call.json is not None:
+                start, end = self._start, self._out.end_call
+                reader = JsonCall(source, call.json, self._tools, start, end, self._stops)
+                return (yield from reader.read())
+            if call.named is None:
+                raise NotACall
+            yield from self._named_call(call, call.named)
+            return True
+        except NotOffered:
+            text = source.unmark()[begin - self._marked :]
+        except NotACall:
+            if call.is_loose or opening != "{" or source.cut_off:
+                raise
+            source.rewind(begin - self._marked)
+            source.mark()
+            yield from Literal(source, _drop, stops=self._stops).read()
+            text = source.unmark()
+        self._refused.append((begin, text))
         return True
 
     def _another(self, call: CallSyntax, *, is_list: bool) -> Steps[bool]:
-        """Whether one more call follows; otherwise consume what closes the list, if anything."""
+        """Whether one more call follows, up to which the text is marked then.
+
+        Otherwise consume what closes the list, if anything does.
+        """
         source = self._source
+        self._mark()
         yield from source.run(_BETWEEN)
         char = yield from source.peek()
+        named = call.named or _NO_BODY
+        if char == "{" and call.json is not None and (is_list or call.begin):
+            return True
+        if named.in_python and _NAME.match(char):
+            return True
         if is_list and (not char or char == "]"):
             yield from source.take("]")
-            return False
-        named = call.named or _NO_BODY
-        if (char == "{" and call.json and (is_list or call.begin)) or (
-            named.in_python and _NAME.match(char)
-        ):
-            return True
-        source.rewind()
-        source.mark()
+            source.unmark()
+        else:
+            source.rewind()
         return False
 
     def _end(self, markers: tuple[str, ...]) -> Steps[bool]:
@@ -156,7 +176,10 @@ class CallReader:
         source = self._source
         if not markers:
             return True
-        surplus = yield from source.run(_SURPLUS)
+        yield from source.skip_space()
+        surplus = ""
+        if not (yield from source.sees(markers_of(*markers))):
+            surplus = yield from source.run(_SURPLUS)
         after_surplus = source.consumed
         found = False
         for marker in markers:
@@ -208,7 +231,11 @@ class CallReader:
             whole = yield from read_arguments(
                 source, start, stops=self._stops, quote=body.quote, names=parameter_names(schema)
             )
-        elif style and (yield from source.at(markers_of(style.key_begin))):
+        elif (
+            style
+            and not (yield from source.sees(markers_of(*call.end)))
+            and (yield from source.at(markers_of(style.key_begin)))
+        ):
             parameters = ParameterReader(source, start(), style, schema, call.end, self._stops)
             whole = yield from parameters.read()
         elif divided and not call.is_loose and (yield from self._ends(call, opening)):
@@ -233,10 +260,21 @@ class CallReader:
         return next((name for name in names if name in self._tools), None)
 
     def _start(self, name: str) -> Emit:
-        """Begin a call, which cannot be taken back: the text since the mark is markup."""
+        """Begin a call, which cannot be taken back."""
         self._show_refused()
-        self._source.unmark()
+        self._settle()
         return self._out.start_call(name)
+
+    def _mark(self) -> None:
+        self._marked = self._source.consumed
+        self._source.mark()
+
+    def _settle(self) -> None:
+        """The text that was not decided is markup."""
+        self._source.unmark()
+        if self._undecided:
+            self._source.unmark()
+            self._undecided = False
 
     def _show_refused(self) -> None:
         for at, text in self._refused:
