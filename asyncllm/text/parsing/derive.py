@@ -60,7 +60,7 @@ def derive_format(rendered: RenderedCalls) -> ToolFormat | None:
     template = _around(rendered, start, found)
     ignored: tuple[str, ...] = ()
     if envelope := _envelope(text, call):
-        syntax = _in_json(text, envelope, template, found)
+        syntax, ignored = _in_json(text, envelope, template, found)
     elif rendered.id_ in text[:start]:
         return None  # a name that only an id announces cannot be found
     else:
@@ -81,7 +81,7 @@ def derive_format(rendered: RenderedCalls) -> ToolFormat | None:
         (syntax, *_without_words(syntax)),
         template,
         ignored,
-        separators="" if syntax.begin else template.separator.strip(),
+        separators=template.separator.strip() if template.separator.strip() in (",", ";") else "",
         call_ids=rendered.call_ids,
     )
 
@@ -145,14 +145,21 @@ def _around(rendered: RenderedCalls, start: int, found: _Arguments) -> CallTempl
 
 def _in_json(
     text: str, envelope: tuple[int, int, JsonBody], template: CallTemplate, found: _Arguments
-) -> CallSyntax:
-    """The syntax of calls that are objects with the name in them."""
+) -> tuple[CallSyntax, tuple[str, ...]]:
+    """The syntax of calls that are objects with the name in them; markers around all of them."""
     start, end, body = envelope
+    last = found.end + len(template.after_arguments)
+    ignored: tuple[str, ...] = ()
     begin = text[:start].strip()
+    if start > len(template.begin) and template.begin:  # each call has a marker of its own
+        begin = text[len(template.begin) : start].strip()
+        ignored = (template.begin.strip(), *template.end.split())
+    else:
+        last += len(template.end)
     if not begin:  # as an answer may begin
-        return CallSyntax("", json=replace(body, other_keys=("type", "id"), needs_arguments=True))
-    stop = found.end + len(template.after_arguments) + len(template.end)
-    return CallSyntax(begin, json=body, end=tuple(text[end:stop].split()))
+        body = replace(body, other_keys=("type", "id"), needs_arguments=True)
+        return CallSyntax("", json=body), ()
+    return CallSyntax(begin, json=body, end=tuple(text[end:last].split())), ignored
 
 
 def _named(
@@ -206,7 +213,10 @@ def _keys(value: Any, call: ProbeCall) -> JsonBody | None:
             tuple(dict.fromkeys((names[0], *usual.name_keys))),
             tuple(dict.fromkeys((arguments[0], *usual.argument_keys))),
         )
-    return next((JsonBody((key,)) for key, inner in value.items() if _keys(inner, call)), None)
+    for key, inner in value.items():
+        if body := _keys(inner, call):
+            return JsonBody((key, *body.name_keys), body.argument_keys)
+    return None
 
 
 def _json(text: str, after: int, call: ProbeCall) -> _Arguments | None:

@@ -7,9 +7,8 @@ consumes text only when no further text could change its decision, so cuts make 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from functools import cache
-from itertools import pairwise
 from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -24,21 +23,17 @@ _SOME_SPACE = re.compile(rf"[ \t\r\n]{{0,{_GLANCE}}}")
 
 
 class Markers:
-    """A set of strings to look for, none of which is the beginning of another.
+    """A set of strings to look for; of several at one place, the longest is meant.
 
-    Raises:
-        ValueError: one is empty or the beginning of another.
+    Attributes:
+        texts: the strings.
+        first_chars: of each the first character.
     """
 
     __slots__ = ("_longest", "_partial", "_whole", "first_chars", "texts")
 
-    def __init__(self, markers: tuple[str, ...]):
-        ordered = sorted(set(markers))
-        if "" in ordered or any(
-            after.startswith(before)
-            for before, after in pairwise(ordered)  # sorting makes them neighbours
-        ):
-            raise ValueError(f"a marker is empty or the beginning of another: {ordered}")
+    def __init__(self, markers: Iterable[str]):
+        ordered = sorted({marker for marker in markers if marker}, key=len, reverse=True)
         self.texts = tuple(ordered)
         self.first_chars = frozenset(marker[0] for marker in ordered)
         self._longest = max(map(len, ordered), default=0)
@@ -61,15 +56,16 @@ class Markers:
             return whole.start(), True
         return (len(text) if partial is None else partial.start()), False
 
-    def at(self, text: str, pos: int) -> str | None:
+    def at(self, text: str, pos: int, *, ended: bool) -> str | None:
         """The marker at ``pos``; "" if there is none; None if more text is needed to tell."""
-        if not self.texts:
-            return ""
-        if whole := self._whole.match(text, pos):
-            return whole[0]
-        if pos == len(text) or self._partial.match(text, pos):
+        if not ended and self.texts and self.begins(text, pos):
             return None
-        return ""
+        whole = self._whole.match(text, pos)
+        return whole[0] if whole else ""
+
+    def begins(self, text: str, pos: int) -> bool:
+        """Whether the rest of the text is the beginning of a marker, or empty."""
+        return pos == len(text) or self._partial.match(text, pos) is not None
 
 
 def _beginnings(marker: str) -> str:
@@ -80,20 +76,8 @@ def _beginnings(marker: str) -> str:
 
 @cache  # called with constants and the fields of formats only
 def markers_of(*markers: str) -> Markers:
-    """The set of these markers; an empty one stands for none.
-
-    One that begins with another is left out: the other is found first.
-    """
-    return Markers(tuple(shortest(markers)))
-
-
-def shortest(markers: Iterable[str]) -> Iterator[str]:
-    """Markers without those that begin with another of them."""
-    found = ""
-    for marker in sorted(set(markers)):
-        if marker and not (found and marker.startswith(found)):
-            found = marker
-            yield marker
+    """The set of these markers; an empty one stands for none."""
+    return Markers(markers)
 
 
 NO_MARKERS = markers_of()
@@ -217,17 +201,16 @@ class Source:
 
     def at(self, markers: Markers) -> Steps[str]:
         """Consume the marker that comes next; "" if none does."""
-        while (marker := markers.at(self._text, self._pos)) is None:
-            if not (yield from self._more()):
-                return ""
-        self._consume(self._pos + len(marker))
+        while (marker := markers.at(self._text, self._pos, ended=self._ended)) is None:
+            yield from self._more()
+        if marker:
+            self._consume(self._pos + len(marker))
         return marker
 
     def sees(self, markers: Markers) -> Steps[bool]:
         """Whether one of the markers comes next; it is not consumed."""
-        while (marker := markers.at(self._text, self._pos)) is None:
-            if not (yield from self._more()):
-                return False
+        while (marker := markers.at(self._text, self._pos, ended=self._ended)) is None:
+            yield from self._more()
         return bool(marker)
 
     def breaks_off(self, markers: Markers) -> Steps[bool]:
@@ -236,9 +219,7 @@ class Source:
         Only called where no whole marker comes next.
         """
         yield from self.peek()
-        if not self._ended or not (
-            self._pos == len(self._text) or markers.at(self._text, self._pos) is None
-        ):
+        if not self._ended or not markers.begins(self._text, self._pos):
             return False
         self._consume(len(self._text))
         return True

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncllm.text.parsing.calls.reader import CallReader
 from asyncllm.text.parsing.formats import is_tag
-from asyncllm.text.parsing.source import NO_MARKERS, SPACE, Markers, markers_of, shortest
+from asyncllm.text.parsing.source import NO_MARKERS, SPACE, Markers, markers_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +54,7 @@ class TaggedReader:
         outer = (*filter(is_tag, tools.outer_markers()), *tools.ignored) if tools else ()
         self._take_markup({*self._calls_by_begin, *outer})
         named = self._bare is not None and not self._bare.may_be_list
-        self._names = Markers(tuple(shortest(schemas))) if named else NO_MARKERS
+        self._names = Markers(schemas) if named else NO_MARKERS
         self._margin = re.compile(rf"[ \t\r\n{re.escape(tools.separators if tools else '')}]+")
         self._inner: set[str] = set()  # markers that stand within calls only
         self._fresh = True  # neither content nor a call so far
@@ -134,8 +134,7 @@ class TaggedReader:
         self._announced |= bool(call.begin)
         if not call.is_loose and not self._inner:
             # From now on, markers within calls are markup as well, wherever they stand.
-            tags = filter(is_tag, self._tools.markers())
-            self._inner = {tag for tag in tags if not any(m.startswith(tag) for m in self._markup)}
+            self._inner = {*filter(is_tag, self._tools.markers())}.difference(self._markup)
             self._take_markup({*self._markup, *self._inner})
         is_markup = yield from self._calls.read(call, lead, announced=self._announced)
         if is_markup is not None:

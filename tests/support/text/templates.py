@@ -197,6 +197,24 @@ OTHER_CALLS = {
         _each("<do>{{ f.name }}<id>{{ c.id }}<with>{{ f.arguments | tojson }}</do>"),
         '<do>f<id>call_7<with>{"a": 1}</do><do>f<with>{}</do>',
     ),
+    "as in the API": (
+        _each('<|x|>{"type": "function", "function": ' + _json() + "}\n"),
+        '<|x|>{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}\n'
+        '<|x|>{"type": "function", "function": {"name": "f", "arguments": {}}}\n',
+    ),
+    "name and colon": (
+        _each("<act>{{ f.name }}: {{ f.arguments | tojson }}</act>", "\n"),
+        '<act>f: {"a": 1}</act>\n<act>f: {}</act>',
+    ),
+    "calls within calls": (
+        "<calls>\n" + _each("<call>" + _json() + "</call>\n") + "</calls>",
+        '<calls>\n<call>{"name": "f", "arguments": {"a": 1}}</call>\n'
+        '<call>{"name": "f", "arguments": {}}</call>\n</calls>',
+    ),
+    "one marker for all": (
+        "<calls>" + _each("call:{{ f.name }}{{ f.arguments | tojson }}", "; ") + "</calls>",
+        '<calls>call:f{"a": 1}; call:f{}</calls>',
+    ),
     "string": (
         _each('<x>{"n": "{{ f.name }}", "a": {{ f.arguments | tojson | tojson }}}</x>'),
         '<x>{"n": "f", "a": "{\\"a\\": 1}"}</x><x>{"n": "f", "a": "{}"}</x>',

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncllm.text.parsing.literal import literal_of
 from asyncllm.text.parsing.literal_atoms import escaped
-from asyncllm.text.parsing.source import NO_MARKERS, Markers, markers_of, shortest
+from asyncllm.text.parsing.source import NO_MARKERS, Markers, markers_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -122,7 +122,7 @@ class ParameterReader:
         source, end = self._source, self._style.value_end
         if self._named_ends:
             own_end = Markers((end.replace("{}", name),))
-            ends = Markers(tuple(shortest((*own_end.texts, *self._call_end.texts))))
+            ends = Markers((*own_end.texts, *self._call_end.texts))
         else:
             own_end = markers_of(end, "\n" + end if self._style.own_lines else "")
             ends = markers_of(*own_end.texts, *self._others)

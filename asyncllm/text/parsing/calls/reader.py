@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 from asyncllm.text.parsing.calls.arguments import NotACall, NotOffered, read_arguments
 from asyncllm.text.parsing.calls.json_call import JsonCall
 from asyncllm.text.parsing.calls.parameters import ParameterReader, parameter_names
-from asyncllm.text.parsing.formats import NamedBody
 from asyncllm.text.parsing.literal import Literal
 from asyncllm.text.parsing.literal_atoms import QUOTES
-from asyncllm.text.parsing.source import markers_of
+from asyncllm.text.parsing.source import Markers, markers_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from asyncllm.text.parsing.formats import CallSyntax, ToolFormat
+    from asyncllm.text.parsing.formats import CallSyntax, NamedBody, ToolFormat
     from asyncllm.text.parsing.outbox import Outbox
     from asyncllm.text.parsing.source import Emit, Source, Steps
 
@@ -27,7 +26,6 @@ _MAX_NAME = 256
 _BETWEEN = re.compile(r"[ \t\r\n,;]+")
 # Models often close one bracket too many; where a marker ends the call, that is recognizable.
 _SURPLUS = re.compile(r"[ \t\r\n}\]]+")
-_NO_BODY = NamedBody()
 
 
 class Answer(Exception):
@@ -159,11 +157,17 @@ class CallReader:
         self._mark()
         yield from source.run(_BETWEEN)
         char = yield from source.peek()
-        named = call.named or _NO_BODY
         if char == "{" and call.json is not None and (is_list or call.begin):
             return True
-        if named.in_python and _NAME.match(char):
-            return True
+        if (named := call.named) is not None and (call.begin or named.in_python):
+            if named.head:
+                follows = yield from source.sees(markers_of(named.head))
+            else:
+                follows = _NAME.match(char) is not None
+                if follows and not named.in_python:
+                    follows = yield from source.sees(Markers(self._tools))
+            if follows:
+                return True
         if is_list and (not char or char == "]"):
             yield from source.take("]")
             source.unmark()
@@ -204,11 +208,14 @@ class CallReader:
             raise NotACall
         if written == body.answer:
             raise Answer
+        name_end = body.name_end
+        if (like_name := _NAME.match(name_end)) and written.endswith(like_name[0]):
+            written, name_end = written[: -like_name.end()], name_end[like_name.end() :]
         name = self._offered(written, body.namespace)
         yield from source.skip_space()
         if body.call_id and (yield from source.at(markers_of(body.call_id))):
             yield from source.run(_NAME, _MAX_NAME)
-        divided = not body.name_end or bool((yield from source.at(markers_of(body.name_end))))
+        divided = not name_end or bool((yield from source.at(markers_of(name_end))))
         yield from source.skip_space()
         yield from self._arguments(call, body, name, divided=divided)
         if name is None:
