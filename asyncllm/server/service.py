@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import asynccontextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,6 +12,7 @@ from aiohttp import web
 from asyncllm.engine.requests.check import check_ttl
 from asyncllm.errors import BadRequest, EngineDead, NotFound, NotReady
 from asyncllm.server.arrivals.others import send_home
+from asyncllm.server.chat.large import note_size, read_large
 from asyncllm.server.chat.requests import INEFFECTIVE
 from asyncllm.server.chat.scheduling import scheduling_params
 from asyncllm.server.http.bodies import Bodies
@@ -30,12 +31,13 @@ from asyncllm.server.limits.accounts import ACCOUNT, Accounts, Rates, Work
 from asyncllm.server.limits.api_keys import ApiKeys, configured_keys, tenant_of
 from asyncllm.server.observe.entry import current_entry
 from asyncllm.server.request_log import RequestLog, Served
-from asyncllm.server.streaming.delivery import LiveRequests, Reply, WholeAnswer
+from asyncllm.server.streaming.delivery import Reply, WholeAnswer
+from asyncllm.server.streaming.live import LiveRequests
 from asyncllm.server.streaming.sse import EventStream
 from asyncllm.server.trace import MAX_SEQUENCES, explain
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from asyncllm.engine.requests.history import RequestTrace
@@ -133,7 +135,8 @@ class Service:
                 request[ACCOUNT] = account
                 account.admit()
             await self._turnstile.enter(len(raw))
-            body, fields = parse(raw, kind)
+            note_size(len(raw))
+            body, fields = await read_large(parse, raw, kind)
             if home is not None:
                 send_home(request, await home(request, body), raw)
         expect_answer(request)
@@ -148,7 +151,8 @@ class Service:
         self.check_ready()
         async with self._read_body(request) as raw:
             await self._turnstile.enter(len(raw))
-            body, fields = parse(raw, kind)
+            note_size(len(raw))
+            body, fields = await read_large(parse, raw, kind)
         self._note_ignored(unknown_fields(fields, body))
         return body
 
@@ -214,20 +218,20 @@ class Service:
         self.check_ready()  # again: reading and encoding the prompt took a while
         kind: type[EventStream | WholeAnswer] = EventStream if body.stream else WholeAnswer
         delivery = kind(request, reply, len(jobs))
-        with self.serve(request, delivery, jobs) as served:
+        async with self.serve(request, delivery, jobs) as served:
             self.name(served, reply, tenant_of(request))
             if body.trace:
                 reply.explain = lambda: explain(self.traces(served))
             return await delivery.respond()
 
-    @contextmanager
-    def serve(
+    @asynccontextmanager
+    async def serve(
         self,
         request: web.Request,
         delivery: Delivery,
         jobs: Sequence[Job],
         work: Work | None = None,
-    ) -> Iterator[Served]:
+    ) -> AsyncIterator[Served]:
         """``LiveRequests.serve``, charged to the request's account.
 
         Args:
@@ -242,7 +246,7 @@ class Service:
             work = Work.of((job.prompt_ids, job.params) for job in jobs)
         reserved = 0 if account is None else account.reserve(work)
         try:
-            with self.live.serve(self.llm, delivery, jobs, request[RESERVATION]) as served:
+            async with self.live.serve(self.llm, delivery, jobs, request[RESERVATION]) as served:
                 used = work.prompt_tokens
                 yield served
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 #: Rendering on the event loop. A model's own template takes some ten steps a message, of about a
 #: microsecond each.
 INLINE: Final = Work(steps=10_000, seconds=0.02)
+#: Of so many parts of messages, tools and variables; of more, what comes before takes long as well.
+FEW: Final = 128
 #: Rendering in a thread: far more than a request needs.
 MOST: Final = Work(steps=1_000_000, seconds=2.0)
 #: Rendering a conversation of a few messages.
@@ -122,10 +125,10 @@ class ChatTemplate:
 
     async def render_async(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
         """Like ``render``; what takes long runs in a thread, one rendering after the other."""
-        try:
-            return self.render(messages, work=INLINE, most_forms=1, **options)
-        except (TooMuchWork, _NoFormFits):
-            work = partial(self.render, messages, **options)
+        work = partial(self.render, messages, **options)
+        if _num_parts(messages) + len(options.get("tools") or ()) + len(options) <= FEW:
+            with suppress(TooMuchWork, _NoFormFits):
+                return self.render(messages, work=INLINE, most_forms=1, **options)
         async with self._turn:
             try:
                 return await asyncio.to_thread(work)
@@ -182,6 +185,14 @@ class ChatTemplate:
             f"the model has no default chat template, only {sorted(self._templates)}",
             param="messages",
         )
+
+
+def _num_parts(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Messages, and what they list."""
+    if len(messages) > FEW:
+        return len(messages)
+    lists = (value for message in messages for value in dict(message).values())
+    return len(messages) + sum(len(value) for value in lists if isinstance(value, list))
 
 
 class _NoFormFits(BadRequest):

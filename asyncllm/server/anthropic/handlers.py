@@ -9,6 +9,7 @@ from asyncllm.server.anthropic.reply import MessageReply
 from asyncllm.server.anthropic.requests import CountTokensRequest, MessagesRequest
 from asyncllm.server.anthropic.schemas import TokenCount
 from asyncllm.server.chat.adapter import cut_to_fit, open_chat, renamed
+from asyncllm.server.chat.large import read_large
 from asyncllm.server.chat.messages import encode_messages
 from asyncllm.server.http.answer import json_response
 from asyncllm.server.http.middleware import RESERVATION
@@ -23,9 +24,9 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     body = await service.receive(request, MessagesRequest)
     model = service.resolve_model(body.model)
     left_out = ineffective(body)
-    chat, limits = chat_of(body, left_out), service.llm.limits
+    chat, limits = await read_large(chat_of, body, left_out), service.llm.limits
     service.note_ineffective(left_out)
-    if chat.cache_ttl_s is None and (ttl := cache_ttl(body)) is not None:
+    if chat.cache_ttl_s is None and (ttl := await read_large(cache_ttl, body)) is not None:
         chat.cache_ttl_s = min(ttl, limits.max_cache_ttl)  # clients do not know the limit
     scheduling = service.scheduling(request, chat)
     with renamed(NAMES, "anthropic"):
@@ -47,7 +48,7 @@ async def count_tokens(request: web.Request) -> web.Response:
     body = await service.read(request, CountTokensRequest)
     service.resolve_model(body.model)
     left_out: list[str] = []
-    chat = chat_of(body, left_out)
+    chat = await read_large(chat_of, body, left_out)
     service.note_ineffective(left_out)
     effort = chat.reasoning_effort
     prompt = await encode_messages(

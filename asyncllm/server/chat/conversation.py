@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from asyncllm.server.chat.large import read_large
 from asyncllm.server.chat.message_reader import MessageReader
 from asyncllm.server.chat.messages import encode_messages
 from asyncllm.server.chat.structured import calls_grammar
@@ -77,7 +78,7 @@ async def open_conversation(
     changes: dict[str, Any] = {}
     if reader.shown and (tools or reader.formats.reasoning is not None):
         changes["shown_special_tokens"] = reader.shown
-    structure = _structure(reader.formats, tools, body)
+    structure = await read_large(_structure, reader.formats, tools, body)
     forced = structure is not None and not structure.free_text
     if structure is not None and (forced or params.grammar is None):
         changes["grammar"] = calls_grammar(structure)

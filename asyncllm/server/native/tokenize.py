@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from asyncllm.errors import BadRequest
+from asyncllm.server.chat.large import read_large
 from asyncllm.server.chat.messages import encode_messages, read_chat
 from asyncllm.server.http.answer import json_response
 from asyncllm.server.native.requests import DetokenizeRequest, TokenizeRequest
@@ -15,7 +16,11 @@ from asyncllm.server.openai.logprobs import token_text
 from asyncllm.server.service import SERVICE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aiohttp import web
+
+    from asyncllm.server.model import Tokenizer
 
 
 async def tokenize(request: web.Request) -> web.Response:
@@ -26,7 +31,7 @@ async def tokenize(request: web.Request) -> web.Response:
     if body.messages is not None and body.prompt is not None:
         raise BadRequest("prompt and messages exclude each other", param="messages")
     if body.messages is not None:
-        service.note_ineffective(read_chat(body))
+        service.note_ineffective(await read_large(read_chat, body))
         tokens = await encode_messages(llm, body.messages, body)
     elif body.prompt is not None:
         special = body.add_special_tokens is not False
@@ -35,8 +40,12 @@ async def tokenize(request: web.Request) -> web.Response:
         raise BadRequest("prompt or messages is required", param="prompt")
     answer = Tokenized(count=len(tokens), max_model_len=llm.limits.max_model_len, tokens=tokens)
     if body.return_token_strs:
-        answer.token_strs = [token_text(llm.tokenizer.token_bytes(token)) for token in tokens]
+        answer.token_strs = await read_large(_texts, llm.tokenizer, tokens)
     return json_response(answer)
+
+
+def _texts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
+    return [token_text(tokenizer.token_bytes(token)) for token in tokens]
 
 
 async def detokenize(request: web.Request) -> web.Response:

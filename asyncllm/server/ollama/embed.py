@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from asyncllm.server.http.answer import encode, json_response
+from asyncllm.server.http.answer import encode, encode_with, json_body, json_response
 from asyncllm.server.ollama.conversion import ineffective
 from asyncllm.server.ollama.models import resolve_model
 from asyncllm.server.ollama.requests import OllamaEmbeddingsRequest, OllamaEmbedRequest
@@ -37,7 +37,7 @@ async def ollama_embed(request: web.Request) -> web.StreamResponse:
 
     def write(hidden: Sequence[bytes], cached_tokens: int) -> bytes:
         # Each vector is encoded by itself: encoding holds the GIL.
-        vectors = b",".join(encode(params.vector(part).tolist()) for part in hidden)
+        vectors = (encode(params.vector(part).tolist()) for part in hidden)
         answer = OllamaEmbedded(
             model=model,
             embeddings=[],
@@ -45,10 +45,10 @@ async def ollama_embed(request: web.Request) -> web.StreamResponse:
             load_duration=submitted - began,
             prompt_eval_count=sum(len(job.prompt_ids) for job in jobs),
         )
-        return encode(answer).replace(b'"embeddings":[]', b'"embeddings":[%b]' % vectors, 1)
+        return encode_with(answer, "embeddings", vectors)
 
     if not jobs:  # the request only loads the model
-        return web.Response(body=write((), 0), content_type="application/json")
+        return json_body(write((), 0))
     return await answer_embeddings(service, request, jobs, write)
 
 

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from asyncllm.server.chat.adapter import cut_to_fit, open_chat, renamed
+from asyncllm.server.chat.large import read_large
 from asyncllm.server.chat.message_reader import MessageReader
 from asyncllm.server.chat.sampling import fan_out, sampling_params
 from asyncllm.server.chat.scheduling import expect_prompts
@@ -58,7 +59,7 @@ async def _answer(
     llm = service.llm
     model = resolve_model(service, body.model)
     left_out = list(ineffective(body.options, llm.limits.max_model_len))
-    chat = chat_of(body, model, llm.chat_reader.formats, left_out)
+    chat = await read_large(chat_of, body, model, llm.chat_reader.formats, left_out)
     service.note_ineffective(left_out)
     if empty:  # the request only loads or unloads the model, which stays as it is
         reason = "unload" if unloads(body) else "load"

@@ -159,7 +159,8 @@ class OllamaReply(SingleReply):
     def _logprobs(self, delta: TokenDelta) -> list[TokenLogprob] | UnsetType:
         if self._tokenizer is None:
             return UNSET
-        return token_logprobs(delta.logprobs or (), self._tokenizer)
+        logprobs: list[TokenLogprob] = token_logprobs(delta.logprobs or (), self._tokenizer)
+        return logprobs
 
     def _end(self) -> dict[str, Any]:
         """Why it ended, and the counters; durations in nanoseconds.

@@ -70,7 +70,7 @@ async def answer_beams(
     delivery = kind(request, reply, n * len(searches))
     most = UNSTATED_TOKENS if wanted.max_tokens is None else wanted.max_tokens
     work = Work(sum(map(len, prompts)), most * wanted.beam_width * len(prompts))
-    with service.serve(request, delivery, (), work) as served:
+    async with service.serve(request, delivery, (), work) as served:
         service.name(served, reply, scheduling.tenant)
         task = asyncio.create_task(_deliver(searches, n, delivery))
         try:

@@ -9,6 +9,7 @@ from msgspec import UNSET
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.adapter import renamed
 from asyncllm.server.chat.conversation import Conversation, open_conversation
+from asyncllm.server.chat.large import read_large
 from asyncllm.server.chat.messages import read_chat
 from asyncllm.server.chat.requests import ChatRequest
 from asyncllm.server.chat.sampling import fan_out, sampling_params
@@ -59,7 +60,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         prompt, params = conversation.prompt_ids, conversation.params
         if body.thinking_token_budget is not None and llm.chat_reader.formats.channels is not None:
             service.note_ineffective(["thinking_token_budget"])
-        reply = ChatReply(body, model, conversation, llm.tokenizer)
+        reply = await read_large(ChatReply, body, model, conversation, llm.tokenizer)
         if body.use_beam_search:
             return await answer_beams(service, request, [prompt], params, scheduling, reply, body)
         jobs = await fan_out(llm, [prompt], num_generated(body), params, scheduling, body)
@@ -77,7 +78,7 @@ async def open_chat_request(
         QueueFull, BadRequest: as in ``open_conversation``; ``param`` may be the engine's name.
     """
     llm = service.llm
-    service.note_ineffective(read_chat(body))
+    service.note_ineffective(await read_large(read_chat, body))
     _check(body)
     check_count(1, body, llm.limits.max_waiting)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -176,23 +177,22 @@ class ChatReply(OpenAIReply):
         return b"".join(frames)
 
     def body(self, outputs: list[TokenDelta]) -> bytes:
-        choices = []
         outputs = self.best(outputs)
-        for index, output in enumerate(outputs):
-            self.count(index, output)
-            reader = self._readers[index]
-            message = message_of(reader.read(output))
-            choices.append(
-                schemas.ChatChoice(
-                    index=index,
-                    message=_message(message),
-                    logprobs=self._logprobs(output.logprobs),
-                    finish_reason=reader.finish_reason(output),
-                    stop_reason=output.stop_reason,
-                    token_ids=output.token_ids if self.with_ids else UNSET,
-                )
-            )
+        choices = (self._whole_choice(index, output) for index, output in enumerate(outputs))
         return self.whole(choices, **self._prompt_fields, **self._scores(outputs[0]))
+
+    def _whole_choice(self, index: int, output: TokenDelta) -> schemas.ChatChoice:
+        self.count(index, output)
+        reader = self._readers[index]
+        message = message_of(reader.read(output))
+        return schemas.ChatChoice(
+            index=index,
+            message=_message(message),
+            logprobs=self._logprobs(output.logprobs),
+            finish_reason=reader.finish_reason(output),
+            stop_reason=output.stop_reason,
+            token_ids=output.token_ids if self.with_ids else UNSET,
+        )
 
     def _usage(self) -> schemas.Usage:
         usage = super()._usage()

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asyncllm.errors import BadRequest
+from asyncllm.server.chat.large import read_large
 from asyncllm.server.chat.sampling import fan_out, sampling_params
 from asyncllm.server.chat.scheduling import expect_prompts
+from asyncllm.server.http.answer import in_slices
 from asyncllm.server.http.middleware import RESERVATION
 from asyncllm.server.openai import schemas
 from asyncllm.server.openai.beams import answer_beams
@@ -65,7 +67,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     if body.echo:
         cut = zip(given, encoded, prompts, strict=True)
         echo = [_text_of(llm, prompt, whole=ids is kept, kept=kept) for prompt, ids, kept in cut]
-    reply = CompletionReply(body, model, prompts, llm.tokenizer, echo)
+    reply = await read_large(CompletionReply, body, model, prompts, llm.tokenizer, echo)
     if body.use_beam_search:
         return await answer_beams(service, request, prompts, params, scheduling, reply, body)
     jobs = await fan_out(llm, prompts, count, params, scheduling, body)
@@ -136,15 +138,9 @@ class CompletionReply(OpenAIReply):
         if _prompt_logprobs_needed(body) is not None:
             self.plain = False
             self._unscored.update(range(len(prompts)))
-        self._logprobs: list[LogprobLists] | None = None
+        self._logprobs: dict[int, LogprobLists] = {}
         if body.logprobs is not None:
             self.plain = False
-            hidden = () if body.skip_special_tokens is False else tokenizer.special_ids
-            as_ids = bool(body.return_tokens_as_token_ids)
-            self._logprobs = [
-                LogprobLists(tokenizer, as_ids=as_ids, hidden=hidden)
-                for _ in range(len(prompts) * self.n)
-            ]
 
     def text_choice(self, index: int) -> schemas.CompletionChoice:
         return _empty_choice(index)
@@ -179,19 +175,21 @@ class CompletionReply(OpenAIReply):
         return b"".join(map(self.frame, parts))
 
     def body(self, outputs: list[TokenDelta]) -> bytes:
-        choices = []
         outputs = self.best(outputs)
-        for index, output in enumerate(outputs):
-            self.count(index, output)
-            scores = outputs[index // self.n * self.n].prompt_logprobs
-            first, choice = self._first_choice(index, scores), self._choice(index, output)
-            choice.text = first.text + choice.text
-            if first.logprobs is not None and choice.logprobs is not None:
-                choice.logprobs = joined(first.logprobs, choice.logprobs)
-            for name in ("prompt_token_ids", "prompt_text", "prompt_logprobs"):
-                setattr(choice, name, getattr(first, name))
-            choices.append(choice)
-        return self.whole(choices)
+        return self.whole(self._whole_choice(index, outputs) for index in range(len(outputs)))
+
+    def _whole_choice(self, index: int, outputs: list[TokenDelta]) -> schemas.CompletionChoice:
+        self.count(index, outputs[index])
+        scores = outputs[index // self.n * self.n].prompt_logprobs
+        first, choice = self._first_choice(index, scores), self._choice(index, outputs[index])
+        choice.text = first.text + choice.text
+        if first.logprobs is not None and choice.logprobs is not None:
+            choice.logprobs = joined(first.logprobs, choice.logprobs)
+        if choice.logprobs is not None:
+            choice.logprobs.top_logprobs = in_slices(choice.logprobs.top_logprobs)
+        for name in ("prompt_token_ids", "prompt_text", "prompt_logprobs"):
+            setattr(choice, name, getattr(first, name))
+        return choice
 
     def _first_choice(
         self, index: int, scores: Sequence[PromptLogprob | None] | None
@@ -204,15 +202,26 @@ class CompletionReply(OpenAIReply):
         if scores is not None and self._body.prompt_logprobs is not None:
             most = self._body.prompt_logprobs
             choice.prompt_logprobs = prompt_logprobs(scores, self._tokenizer, most)
-        if self._logprobs is not None and self._echo is not None:
-            choice.logprobs = self._logprobs[index].prompt(
+        if self._body.logprobs is not None and self._echo is not None:
+            choice.logprobs = self._lists(index).prompt(
                 self.prompts[prompt] if scores is not None else (),
                 scores or (),
                 choice.text,
                 hidden=self._hidden_in(choice.text, prompt),
-                most=self._body.logprobs or 0,
+                most=self._body.logprobs,
             )
         return choice
+
+    def _lists(self, index: int) -> LogprobLists:
+        """Those of a choice; few of many choices are needed at once."""
+        if (lists := self._logprobs.get(index)) is None:
+            shown = self._body.skip_special_tokens is False
+            lists = self._logprobs[index] = LogprobLists(
+                self._tokenizer,
+                as_ids=bool(self._body.return_tokens_as_token_ids),
+                hidden=() if shown else self._tokenizer.special_ids,
+            )
+        return lists
 
     def _hidden_in(self, text: str, prompt: int) -> frozenset[int]:
         """Tokens that are missing in the prompt's text, because the tokenizer added them."""
@@ -222,8 +231,8 @@ class CompletionReply(OpenAIReply):
     def _choice(self, index: int, delta: TokenDelta) -> schemas.CompletionChoice:
         choice = _empty_choice(index)
         choice.text = delta.text
-        if self._logprobs is not None:
-            choice.logprobs = self._logprobs[index].generated(delta.logprobs or ())
+        if self._body.logprobs is not None:
+            choice.logprobs = self._lists(index).generated(delta.logprobs or ())
         if delta.finish_reason is not None:
             choice.finish_reason = delta.finish_reason.value
             choice.stop_reason = delta.stop_reason

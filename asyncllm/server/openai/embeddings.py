@@ -12,7 +12,7 @@ from aiohttp import web
 from asyncllm.engine.pooling import PooledParams
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.scheduling import expect_prompts
-from asyncllm.server.http.answer import encode
+from asyncllm.server.http.answer import encode, encode_with, json_body
 from asyncllm.server.http.middleware import RESERVATION, request_id
 from asyncllm.server.limits.api_keys import tenant_of
 from asyncllm.server.openai import schemas
@@ -67,8 +67,9 @@ async def embeddings(request: web.Request) -> web.StreamResponse:
                 total_tokens=count,
                 prompt_tokens_details=schemas.PromptTokensDetails(cached_tokens=cached_tokens),
             )
-            whole = encode(schemas.EmbeddingList(data=[], model=model, usage=usage))
-            return whole.replace(b'"data":[]', b'"data":[%b]' % b",".join(vectors), 1)
+            return encode_with(
+                schemas.EmbeddingList(data=[], model=model, usage=usage), "data", vectors
+            )
 
         return await answer_embeddings(service, request, jobs, write)
     except BadRequest as error:
@@ -145,7 +146,7 @@ async def answer_embeddings(
     """
     service.check_ready()  # again: reading and encoding the prompts took a while
     delivery = _Embeddings(request, len(jobs), write)
-    with service.serve(request, delivery, jobs) as served:
+    async with service.serve(request, delivery, jobs) as served:
         service.log.add(tenant_of(request), (request_id.get(),), served)
         return await delivery.respond()
 
@@ -182,4 +183,4 @@ class _Embeddings(ClientDelivery):
             body = await asyncio.to_thread(self._write, self._hidden, self._cached_tokens)
         else:
             body = self._write(self._hidden, self._cached_tokens)
-        return web.Response(body=body, content_type="application/json")
+        return json_body(body)

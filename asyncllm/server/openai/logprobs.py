@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from asyncllm.server.http.answer import in_slices
 from asyncllm.server.openai import schemas
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ def token_names(tokenizer: Tokenizer, *, as_ids: bool) -> Callable[[int], str]:
 
 
 def token_logprobs(
-    entries: Iterable[TokenLogprob], tokenizer: Tokenizer, *, as_ids: bool = False
-) -> list[schemas.TokenLogprob]:
+    entries: Sequence[TokenLogprob], tokenizer: Tokenizer, *, as_ids: bool = False
+) -> Any:  # list[schemas.TokenLogprob], many of them as JSON
     """Generated tokens as chats have them, each with its likeliest alternatives."""
     name = token_names(tokenizer, as_ids=as_ids)
 
@@ -46,13 +47,13 @@ def token_logprobs(
         raw = tokenizer.token_bytes(token_id)
         return {"token": name(token_id), "logprob": _finite(logprob), "bytes": list(raw)}
 
-    return [
-        schemas.TokenLogprob(
+    def written(entry: TokenLogprob) -> schemas.TokenLogprob:
+        return schemas.TokenLogprob(
             **fields(entry.token_id, entry.logprob),
             top_logprobs=[schemas.TopLogprob(**fields(*top)) for top in entry.top],
         )
-        for entry in entries
-    ]
+
+    return in_slices(entries, written)
 
 
 def prompt_logprobs(

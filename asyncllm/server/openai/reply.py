@@ -7,13 +7,13 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncllm.server.chat.requests import OpenAIFields, StreamOptions
-from asyncllm.server.http.answer import encode
+from asyncllm.server.http.answer import encode, encode_with
 from asyncllm.server.http.middleware import request_id
 from asyncllm.server.openai import schemas
 from asyncllm.server.streaming.frames import DONE, EVENT_STREAM, error_frame, event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import msgspec
 
@@ -64,9 +64,7 @@ class OpenAIReply(ABC):
         self._cached_tokens = 0
         self.id = f"{self.id_prefix}-{request_id.get()}"
         self._head = {"id": self.id, "created": int(time.time()), "model": model}
-        if self.plain:
-            empty = [self.frame(self.text_choice(i)) for i in range(len(prompts) * self.n)]
-            self._text_frames = [frame.rpartition(b'""')[::2] for frame in empty]
+        self._text_frames: dict[int, tuple[bytes, bytes]] = {}
 
     @abstractmethod
     def text_choice(self, index: int) -> msgspec.Struct:
@@ -102,8 +100,11 @@ class OpenAIReply(ABC):
 
     def text_frame(self, index: int, text: str) -> bytes:
         """The frame of a ``plain`` request that adds text to one choice."""
-        before, after = self._text_frames[index]
-        return b"".join((before, encode(text), after))
+        frame = self._text_frames.get(index)
+        if frame is None:
+            before, _, after = self.frame(self.text_choice(index)).rpartition(b'""')
+            frame = self._text_frames[index] = before, after
+        return b"".join((frame[0], encode(text), frame[1]))
 
     def frame(self, choice: msgspec.Struct, **more: Any) -> bytes:
         """Any other frame with one choice."""
@@ -127,12 +128,13 @@ class OpenAIReply(ABC):
 
     lost = failure
 
-    def whole(self, choices: Sequence[msgspec.Struct], **more: Any) -> bytes:
+    def whole(self, choices: Iterable[msgspec.Struct], **more: Any) -> bytes:
         """The answer of a request that does not stream."""
         if self.explain is not None:
             more["trace"] = self.explain()
-        answer = self.answer_type(**self._head, choices=choices, usage=self._usage(), **more)
-        return encode(answer)
+        items = list(map(encode, choices))  # which may count their tokens
+        answer = self.answer_type(**self._head, choices=[], usage=self._usage(), **more)
+        return encode_with(answer, "choices", items)
 
     def _usage(self) -> schemas.Usage:
         return usage(self._prompt_tokens, self._completion_tokens, self._cached_tokens)

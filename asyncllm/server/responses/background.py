@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from asyncllm.server.limits.api_keys import tenant_of
 from asyncllm.server.observe.entry import current_entry
 from asyncllm.server.service import SERVICE
-from asyncllm.server.streaming.delivery import Delivery
+from asyncllm.server.streaming.delivery import MUCH, Delivery, size_of
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -35,22 +35,43 @@ class BackgroundRun(Delivery):
         super().__init__(1)
         self.reply = reply
         self.log = events
+        self._size = 0
+        self._ending: asyncio.Task[None] | None = None
         self._record(reply.opening())
 
     def _take(self, index: int, delta: TokenDelta) -> None:
         if self.ended:
             return  # failed; the engine does not know yet
-        try:
-            self._record(self.reply.frames(index, delta))
-            if not self._unfinished:
-                self._record(self.reply.closing())
-        except Exception as error:
-            # The engine calls: an error in one answer must not reach the others.
-            log.exception("request failed while its answer was made")
-            self.end(error)
+        self._size += size_of(delta)
+        last = not self._unfinished
+        if last and self._size > MUCH:  # the end repeats all
+            self._ending = asyncio.create_task(self._end_in_thread(index, delta))
             return
-        if not self._unfinished:
+        try:
+            self._record(self._events_of(index, delta, last))
+        except Exception as error:
+            self._fail(error)
+            return
+        if last:
             self.end()
+
+    def _events_of(self, index: int, delta: TokenDelta, last: bool) -> bytes:
+        return self.reply.frames(index, delta) + (self.reply.closing() if last else b"")
+
+    async def _end_in_thread(self, index: int, delta: TokenDelta) -> None:
+        try:
+            events = await asyncio.to_thread(self._events_of, index, delta, True)
+        except Exception as error:
+            self._fail(error)
+            return
+        if not self.ended:
+            self._record(events)
+            self.end()
+
+    def _fail(self, error: Exception) -> None:
+        """The engine calls: an error in one answer must not reach the others."""
+        log.exception("request failed while its answer was made", exc_info=error)
+        self.end(error)
 
     def look(self, now: float) -> None:
         """No client is connected."""
@@ -81,10 +102,10 @@ class BackgroundRuns:
         self._runs: dict[tuple[str, str], BackgroundRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(
+    async def start(
         self, request: web.Request, reply: ResponseReply, job: Job, events: EventLog | None
     ) -> BackgroundRun:
-        """Submit the job, and return at once.
+        """Submit the job, and return.
 
         Raises:
             AsyncLLMError: the engine refused it.
@@ -93,8 +114,8 @@ class BackgroundRuns:
         service.check_ready()
         tenant = tenant_of(request)
         run = BackgroundRun(reply, events)
-        with ExitStack() as stack:
-            served = stack.enter_context(service.serve(request, run, [job]))
+        async with AsyncExitStack() as stack:
+            served = await stack.enter_async_context(service.serve(request, run, [job]))
             service.name(served, reply, tenant)
             name = (tenant, reply.id)
             self._runs[name] = run
@@ -118,9 +139,9 @@ class BackgroundRuns:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def _attend(run: BackgroundRun, stack: ExitStack) -> None:
+async def _attend(run: BackgroundRun, stack: AsyncExitStack) -> None:
     try:
-        with stack:
+        async with stack:
             try:
                 await run.wait()
             finally:

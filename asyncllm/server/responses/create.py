@@ -12,6 +12,7 @@ from asyncllm.server.arrivals.names import home_of_id
 from asyncllm.server.arrivals.others import seek
 from asyncllm.server.arrivals.routed import REPLICA
 from asyncllm.server.chat.adapter import open_chat, renamed
+from asyncllm.server.chat.large import caller_of_loop, read_large
 from asyncllm.server.http.answer import encode, json_response
 from asyncllm.server.http.middleware import RESERVATION
 from asyncllm.server.limits.api_keys import tenant_of
@@ -43,7 +44,7 @@ RUNS: Final = web.AppKey("asyncllm_background_responses", BackgroundRuns)
 
 #: Messages of these roles at the beginning are never dropped.
 _STAYING: Final = ("system", "developer")
-#: Up to this many items are read on the event loop; each takes 5 to 20 us.
+#: Up to this many stored items are read on the event loop; each takes 5 to 20 us.
 INLINE_ITEMS: Final = 256
 
 
@@ -93,15 +94,16 @@ async def _respond(
     found = store.find_items(tenant, referred_ids(body.input))
     stored = _history(request.app, tenant, body.previous_response_id)
 
-    def read() -> tuple[ReadInput, list[Item], conversion.Continued]:
+    def read() -> tuple[ReadInput, tuple[StoredItem, ...], list[Item], conversion.Continued]:
         given = ReadInput(body.input, found, limit)
+        kept = stored_items(given.items) if body.store is not False else ()
         items = read_history(stored, limit) + given.items
-        return given, items, conversion.chat_of(body, items, given.left_out)
+        return given, kept, items, conversion.chat_of(body, items, given.left_out)
 
-    count = len(stored) + (0 if isinstance(body.input, str) else len(body.input))
-    given, items, (chat, offers) = (
-        read() if count <= INLINE_ITEMS else await asyncio.to_thread(read)
-    )
+    many = len(stored) > INLINE_ITEMS
+    read_it = asyncio.to_thread(read) if many else read_large(read)
+    given, own_items, items, (chat, offers) = await read_it
+    on_loop = caller_of_loop()  # long answers are made in a thread
     service.note_ineffective(given.left_out)
     compacts = only_compacts or given.compacts
     if compacts:
@@ -112,13 +114,13 @@ async def _respond(
         if response.store:
             kept = StoredResponse(
                 body=encode(response),
-                input=stored_items(given.items),
+                input=own_items,
                 output=stored_items(response.output),
                 previous=response.previous_response_id,
                 background=response.background,
                 log=log,
             )
-            store.add(tenant, response.id, kept)
+            on_loop(store.add, tenant, response.id, kept)
 
     with renamed(conversion.NAMES):
         opened = await _open(request, body, chat, fits=compacts)
@@ -140,7 +142,7 @@ async def _respond(
         )
         if not body.background:
             return await service.answer(request, [opened.job], reply, chat)
-        run = request.app[RUNS].start(request, reply, opened.job, log)
+        run = await request.app[RUNS].start(request, reply, opened.job, log)
     if log is not None:
         return await log.send(request, -1)
     return json_response(run.reply.response)

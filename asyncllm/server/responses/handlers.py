@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from asyncllm.errors import BadRequest, NotFound
-from asyncllm.server.http.answer import json_response
+from asyncllm.server.http.answer import json_body, json_response
 from asyncllm.server.limits.api_keys import tenant_of
 from asyncllm.server.responses.background import BackgroundRun, BackgroundRuns
 from asyncllm.server.responses.create import RUNS, STORE
@@ -17,8 +17,6 @@ from asyncllm.server.responses.store import ResponseStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-_JSON: Final = "application/json"
 
 
 def add_responses(app: web.Application) -> None:
@@ -49,7 +47,7 @@ async def retrieve_response(request: web.Request) -> web.StreamResponse:
     if run is not None:
         return json_response(run.reply.response)
     assert stored is not None
-    return web.Response(body=stored.body, content_type=_JSON)
+    return json_body(stored.body)
 
 
 async def delete_response(request: web.Request) -> web.Response:
@@ -74,7 +72,7 @@ async def cancel_response(request: web.Request) -> web.Response:
         raise _not_found(id)
     if not stored.background:
         raise BadRequest("only a response with background=true can be cancelled", param="id")
-    return web.Response(body=stored.body, content_type=_JSON)
+    return json_body(stored.body)
 
 
 async def list_input_items(request: web.Request) -> web.Response:

@@ -1,41 +1,29 @@
-"""The sequences of one HTTP request: submitted together, and aborted when the request ends."""
+"""Deliveries: what the sequences of one HTTP request yield, on its way to the client."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from abc import ABC, abstractmethod
-from collections import Counter
-from contextlib import contextmanager
-from contextvars import Context, copy_context
-from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from aiohttp import HttpVersion11, web
 
+from asyncllm.server.http.answer import json_body
 from asyncllm.server.http.half_close import PROBE, look_closer, send_continue
-from asyncllm.server.http.middleware import request_id
-from asyncllm.server.observe.entry import current_entry
-from asyncllm.server.request_log import Served
+from asyncllm.server.streaming.slices import each_later
 from asyncllm.types import FinishReason, SamplingParams, SchedulingParams, TokenDelta
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from asyncllm.engine.requests.reservations import Reservation
-    from asyncllm.server.model import Model
     from asyncllm.server.trace import Trace
+    from asyncllm.types import TokenLogprob
 
-log = logging.getLogger(__name__)
-
-#: How often, in seconds, all clients are looked at; a step looks at those that it delivers to.
-SWEEP_SECONDS: Final = 0.1
-#: Aborted requests are logged together, this long after the first of them at the latest.
-ABORT_SECONDS: Final = 1.0
-#: More of them are one line.
-MOST_LINES: Final = 3
-#: With logprobs of more prompt tokens than this, the answer is encoded in a thread.
-LONG_PROMPT: Final = 512
+#: An answer of more bytes is written in a thread: that takes longer than 5 ms.
+MUCH: Final = 200_000
+#: About as many bytes take as long as what is done for each delta, and each logprob.
+DELTA_BYTES: Final = 400
+LOGPROB_BYTES: Final = 120
 
 
 class Job(NamedTuple):
@@ -170,14 +158,31 @@ class ClientDelivery(Delivery):
         return gone
 
 
-class ChoiceSink:
-    """The Sink of one sequence."""
+def size_of(delta: TokenDelta) -> int:
+    """About the bytes that the content of a delta takes in memory."""
+    size = len(delta.text)
+    for entries in (delta.logprobs, delta.prompt_logprobs):
+        if entries and (last := entries[-1]) is not None:
+            size += len(entries) * (1 + len(last.top)) * LOGPROB_BYTES
+    return size
 
-    __slots__ = ("emit", "fail")
 
-    def __init__(self, delivery: Delivery, index: int):
-        self.emit = partial(delivery.push, index)
-        self.fail = delivery.end
+def _with_logprobs(deltas: Iterable[TokenDelta]) -> Iterator[list[TokenLogprob]]:
+    """The logprobs of each delta, again and again until none are left."""
+    for delta in deltas:
+        while delta.logprobs:
+            yield delta.logprobs
+
+
+def _drop_some(entries: list[TokenLogprob]) -> None:
+    del entries[-256:]
+
+
+def explained(reply: Reply) -> None:
+    """Make the trace now, if there is one: traces belong to the loop, and a thread goes on."""
+    if reply.explain is not None:
+        trace = reply.explain()
+        reply.explain = lambda: trace
 
 
 class WholeAnswer(ClientDelivery):
@@ -196,135 +201,16 @@ class WholeAnswer(ClientDelivery):
             self._client_is_gone()
 
     async def respond(self) -> web.StreamResponse:
+        try:
+            return json_body(await self._body())
+        finally:  # freeing a million objects takes long, too
+            each_later(_with_logprobs(self._outputs), _drop_some)
+
+    async def _body(self) -> bytes:
         error = await self._ended
         if error is not None:
             raise error
-        scored = sum(len(output.prompt_logprobs or ()) for output in self._outputs)
-        if scored > LONG_PROMPT and self._reply.explain is None:  # traces belong to the loop
-            body = await asyncio.to_thread(self._reply.body, self._outputs)
-        else:
-            body = self._reply.body(self._outputs)
-        return web.Response(body=body, content_type="application/json")
-
-
-class AbortLog:
-    """Logs requests that were aborted: a few one by one, those of a stopped load in one line."""
-
-    def __init__(self) -> None:
-        #: The cause of each, and the context that names its request.
-        self._found: list[tuple[str, Context]] = []
-
-    def add(self, cause: str) -> None:
-        """Note the current request; it is logged within ``ABORT_SECONDS``."""
-        if not self._found:
-            asyncio.get_running_loop().call_later(ABORT_SECONDS, self.flush, context=Context())
-        self._found.append((cause, copy_context()))
-
-    def flush(self) -> None:
-        found, self._found = self._found, []
-        if len(found) <= MOST_LINES:
-            for cause, context in found:
-                context.run(log.info, "request %s aborted: %s", context[request_id], cause)
-            return
-        causes = Counter(cause for cause, _ in found).most_common()
-        counted = ", ".join(f"{cause} ({count:,})" for cause, count in causes)
-        Context().run(log.info, "%d requests aborted: %s", len(found), counted)
-
-
-class LiveRequests:
-    """The requests being served now.
-
-    It looks for clients that disconnect while no step delivers to them (a queued request, a long
-    prefill). aiohttp cancels their handlers only if its runner is set up so, which a host
-    application's need not be.
-    """
-
-    def __init__(self, on_end: Callable[[Served], None]) -> None:
-        """``on_end``: called with each request that has ended."""
-        self._on_end = on_end
-        self._deliveries: dict[Served, Delivery] = {}
-        self._aborts = AbortLog()
-        self._timer: asyncio.TimerHandle | None = None
-        self._empty = asyncio.Event()
-        self._empty.set()
-
-    def __len__(self) -> int:
-        return len(self._deliveries)
-
-    @contextmanager
-    def serve(
-        self,
-        llm: Model,
-        delivery: Delivery,
-        jobs: Sequence[Job],
-        reservation: Reservation | None = None,
-    ) -> Iterator[Served]:
-        """Submit the jobs; leaving the context aborts those that still run.
-
-        Args:
-            reservation: has a place for each job.
-
-        Raises:
-            BadRequest, QueueFull, DeadlineExceeded, EngineDead: one job was refused; the others
-                are taken back.
-        """
-        ids: list[int] = []
-        served = Served(ids)
-        self._add(served, delivery)
-        if (entry := current_entry()) is not None:
-            entry.submitted(ids, jobs[0].params if jobs else None)
-        try:
-            delivery.begin()
-            for index, job in enumerate(jobs):
-                sink = ChoiceSink(delivery, index)
-                engine_id = llm.submit(
-                    job.prompt_ids, job.params, sink, job.scheduling, reservation
-                )
-                ids.append(engine_id)
-            yield served
-        except (asyncio.CancelledError, ConnectionError) as error:
-            self._aborts.add(str(delivery.error or error) or "cancelled")
-            raise
-        finally:
-            for engine_id in ids:
-                llm.abort(engine_id)
-            self._remove(served)
-
-    def abort(self, served: Served) -> bool:
-        """End all sequences of a request; returns False if it has ended already."""
-        delivery = self._deliveries.get(served)
-        if delivery is not None:
-            delivery.abort()
-        return delivery is not None
-
-    async def wait_empty(self) -> None:
-        await self._empty.wait()
-
-    def end_all(self, error: Exception) -> None:
-        for delivery in self._deliveries.values():
-            delivery.end(error)
-
-    def _add(self, served: Served, delivery: Delivery) -> None:
-        self._deliveries[served] = delivery
-        self._empty.clear()
-        if self._timer is None:
-            self._arm()
-
-    def _remove(self, served: Served) -> None:
-        del self._deliveries[served]
-        self._on_end(served)
-        if not self._deliveries:
-            self._aborts.flush()
-            self._empty.set()
-
-    def _arm(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
-
-    def _sweep(self) -> None:
-        now = asyncio.get_running_loop().time()
-        for delivery in self._deliveries.values():
-            delivery.look(now)
-        if self._deliveries:
-            self._arm()
-        else:
-            self._timer = None
+        if sum(map(size_of, self._outputs)) + DELTA_BYTES * len(self._outputs) > MUCH:
+            explained(self._reply)
+            return await asyncio.to_thread(self._reply.body, self._outputs)
+        return self._reply.body(self._outputs)

@@ -12,7 +12,14 @@ from asyncllm.server.arrivals.routed import leave_last_words
 from asyncllm.server.http.cuts import CUTS, GIVE_UP_BYTES, MERGE_BYTES, Patience
 from asyncllm.server.http.half_close import look_closer
 from asyncllm.server.http.middleware import ARRIVED, request_id
-from asyncllm.server.streaming.delivery import ClientDelivery, Reply
+from asyncllm.server.streaming.delivery import (
+    DELTA_BYTES,
+    MUCH,
+    ClientDelivery,
+    Reply,
+    explained,
+    size_of,
+)
 from asyncllm.server.streaming.frames import EVENT_STREAM
 from asyncllm.server.streaming.write_times import WRITE_TIMES
 
@@ -43,6 +50,7 @@ class EventStream(ClientDelivery):
 
     aiohttp writes the headers and the end of the body. The frames are written here, because its
     ``write`` is a coroutine, and waking a task for each token costs more than the write itself.
+    The request's task is woken only for frames that take long: it has a thread make them.
 
     Attributes:
         arrived: when its request did, by ``time.perf_counter``.
@@ -54,24 +62,33 @@ class EventStream(ClientDelivery):
         self.arrived = request[ARRIVED]
         self.written_at = 0.0
         self._times = request.app[WRITE_TIMES]
+        self._cuts = request.app[CUTS]
         self._reply = reply
         self._name = request_id.get("-")  # later calls come from other tasks
         self._harmless = _HARMLESS.get(reply.content_type, b"")
         self._chunked = request.version >= HttpVersion11
-        self._several = count > 1
+        self._count = count
         self._open = False
         self._scheduled = False
+        #: Deltas that are not written yet, their size, and that of all so far.
         self._pending: dict[int, TokenDelta] = {}
+        self._pending_size = self._total_size = 0
+        #: Set when the task is to have something made in a thread, or at the end.
+        self._woken = asyncio.Event()
+        self._in_thread = False
         self._written = 0
         self._patience = Patience(asyncio.get_running_loop().time())
 
     def _take(self, index: int, delta: TokenDelta) -> None:
+        size = size_of(delta)
+        self._pending_size += size
+        self._total_size += size
         held = self._pending.get(index)
         if held is None:
             self._pending[index] = delta
         else:
             held.merge(delta)
-        if not self._several and self._reply.explain is None:
+        if self._count == 1 and self._reply.explain is None:
             self._flush()
         elif not self._scheduled:
             # Write once for all choices of this step, which follow at once. And a trace is complete
@@ -86,20 +103,32 @@ class EventStream(ClientDelivery):
         if not self._chunked:
             response.force_close()  # HTTP/1.0: the end of the connection is the end of the body
         await response.prepare(self._request)
-        await response.write(self._reply.opening())  # the headers go out with it
-        self._open = True
+        opening = self._reply.opening
+        many = self._count * DELTA_BYTES > MUCH
+        await response.write(await asyncio.to_thread(opening) if many else opening())
+        self._open = True  # the headers went out with it
         look_closer(self._request)
         self._flush()
-        error = await self._ended
+        while True:
+            await self._woken.wait()
+            if self._ended.done():
+                break
+            self._woken.clear()
+            await self._flush_in_thread()
+        error = self._ended.result()
         if error is not None:
             if isinstance(error, ConnectionError):
                 raise error
             if self._transport.is_closing():
                 raise ConnectionResetError("client disconnected") from error
-            self._write(self._take_pending() + self._reply.failure(error))
+            self._write(self._frames(*self._take_pending()) + self._reply.failure(error))
         # Not in aiohttp's write_eof, which would wait for a stalled client forever.
         await self._request.writer.drain()
         return response
+
+    def end(self, error: Exception | None = None) -> None:
+        super().end(error)
+        self._woken.set()
 
     def probe(self) -> bool:
         if not self._open or self._ended.done() or not self._harmless:
@@ -128,20 +157,51 @@ class EventStream(ClientDelivery):
             return
         last = not self._unfinished
         unsent = transport.get_write_buffer_size()
-        if unsent > MERGE_BYTES and not last:
-            if unsent + sum(map(_size, self._pending.values())) > GIVE_UP_BYTES:
+        behind = unsent > MERGE_BYTES
+        if self._in_thread or (behind and not last):
+            if behind and unsent + self._pending_size > GIVE_UP_BYTES:
                 self._give_up("behind")
             return
-        try:
-            payload = self._take_pending()
-            if last:
-                payload += self._reply.closing()
-        except Exception as error:
-            # The engine calls this: an error in one answer must not reach the others.
-            log.exception("request failed while its answer was written")
-            self.end(error)
+        much = self._pending_size + DELTA_BYTES * len(self._pending) > MUCH
+        if much or (last and self._total_size > MUCH):  # some replies repeat all at the end
+            self._in_thread = True
+            self._woken.set()
             return
-        if unsent + len(payload) > GIVE_UP_BYTES:
+        try:
+            self._send(self._frames(*self._take_pending()), last=last)
+        except Exception as error:
+            self._fail(error)
+
+    async def _flush_in_thread(self) -> None:
+        """Write the pending deltas, which take too long for the event loop."""
+        pending, last = self._take_pending()
+        if last:
+            explained(self._reply)
+        try:
+            payload = await asyncio.to_thread(self._frames, pending, last)
+        except Exception as error:
+            self._fail(error)
+            return
+        self._in_thread = False
+        if not self._ended.done():
+            self._send(payload, last=last)
+            self._flush()  # what came meanwhile
+        elif not self._transport.is_closing():
+            self._write(payload)  # before the error
+
+    def _take_pending(self) -> tuple[dict[int, TokenDelta], bool]:
+        """What is to be written, and whether it is the last."""
+        pending, self._pending, self._pending_size = self._pending, {}, 0
+        return pending, not self._unfinished
+
+    def _frames(self, pending: dict[int, TokenDelta], last: bool) -> bytes:
+        frames = [self._reply.frames(index, delta) for index, delta in pending.items()]
+        if last and self.error is None:
+            frames.append(self._reply.closing())
+        return frames[0] if len(frames) == 1 else b"".join(frames)
+
+    def _send(self, payload: bytes, *, last: bool) -> None:
+        if self._transport.get_write_buffer_size() + len(payload) > GIVE_UP_BYTES:
             self._give_up("behind")
             return
         if payload:
@@ -152,12 +212,10 @@ class EventStream(ClientDelivery):
         if last:
             self.end()
 
-    def _take_pending(self) -> bytes:
-        pending, self._pending = self._pending, {}
-        frames = self._reply.frames
-        if len(pending) == 1:
-            return frames(*pending.popitem())
-        return b"".join([frames(index, delta) for index, delta in pending.items()])
+    def _fail(self, error: Exception) -> None:
+        """The engine calls: an error in one answer must not reach the others."""
+        log.exception("request failed while its answer was written", exc_info=error)
+        self.end(error)
 
     def _write(self, payload: bytes) -> None:
         if not payload:
@@ -170,12 +228,4 @@ class EventStream(ClientDelivery):
     def _give_up(self, cause: Cause) -> None:
         self.end(ConnectionResetError("client reads too slowly"))
         if not self._transport.is_closing():
-            self._request.app[CUTS].cut(self._transport, cause, self._name)
-
-
-def _size(delta: TokenDelta) -> int:
-    """Bytes that a delta takes on the wire, roughly."""
-    size = len(delta.text)
-    if delta.logprobs:
-        size += len(delta.logprobs) * (1 + len(delta.logprobs[0].top)) * 64
-    return size
+            self._cuts.cut(self._transport, cause, self._name)

@@ -10,7 +10,7 @@ from aiohttp import HttpVersion11
 from asyncllm.server.http import cuts
 from asyncllm.server.http.cuts import CUTS, Cuts
 from asyncllm.server.http.middleware import ARRIVED, request_id
-from asyncllm.server.streaming.delivery import ChoiceSink
+from asyncllm.server.streaming.live import ChoiceSink
 from asyncllm.server.streaming.sse import EventStream
 from asyncllm.server.streaming.write_times import WRITE_TIMES, WriteTimes
 from asyncllm.types import FinishReason, TokenDelta, TokenLogprob
