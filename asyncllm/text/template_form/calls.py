@@ -31,11 +31,17 @@ def _hashed(id: str, length: int, letters: str = _LETTERS) -> str:
     return text
 
 
-#: Ids in the forms that templates demand, from any id; a call and its result get the same one.
-ID_FORMS: Final[Mapping[str, Callable[[str], str]]] = {
-    "short": lambda id: _hashed(id, 9),  # Mistral's
-    "long": lambda id: id if id.startswith("call_") else f"call_{_hashed(id, 24)}",  # OpenAI's
-    "number": lambda id: _hashed(id, 9, digits),
+def _named(id: str, name: str, number: int) -> str:
+    begin, _, end = id.rpartition(":")
+    return id if begin == f"functions.{name}" and end.isdecimal() else f"functions.{name}:{number}"
+
+
+#: Ids in the forms that templates demand, from any id, the function's name and the call's number.
+ID_FORMS: Final[Mapping[str, Callable[[str, str, int], str]]] = {
+    "short": lambda id, *_: _hashed(id, 9),  # Mistral's
+    "long": lambda id, *_: id if id.startswith("call_") else f"call_{_hashed(id, 24)}",  # OpenAI's
+    "number": lambda id, *_: _hashed(id, 9, digits),
+    "named": _named,  # Kimi's, which prints no other name
 }
 
 
@@ -43,12 +49,13 @@ def with_ids(messages: Sequence[Message], form: str | None) -> list[Message]:
     """Every call and every result has an id, in the given form.
 
     A call without an id gets a number. A result without one belongs to the first call that has no
-    result yet.
+    result yet. A call and its result get the same one.
     """
     made: list[Message] = []
     number = 0
     open_ids: list[str] = []
-    change = ID_FORMS[form] if form is not None else str
+    changed: dict[str, str] = {}
+    change = ID_FORMS[form] if form is not None else lambda id, *_: id
     for message in messages:
         if calls := calls_of(message):
             named = []
@@ -56,13 +63,16 @@ def with_ids(messages: Sequence[Message], form: str | None) -> list[Message]:
                 id = call.get("id")
                 if not isinstance(id, str) or not id:
                     id = f"call_{number}"
+                changed[id] = change(id, call["function"]["name"], number)
                 number += 1
-                named.append({**call, "id": change(id)})
+                named.append({**call, "id": changed[id]})
             open_ids = [call["id"] for call in named]
             message = {**message, "tool_calls": named}
         elif message["role"] == "tool":
             id = message.get("tool_call_id")
-            given = change(id) if isinstance(id, str) and id else next(iter(open_ids), None)
+            given = next(iter(open_ids), None)
+            if isinstance(id, str) and id:
+                given = changed.get(id) or change(id, str(message.get("name", "")), number)
             if given in open_ids:
                 open_ids.remove(given)
             if given is not None:

@@ -76,7 +76,7 @@ _PROPERTY: Final = {"type": "string", "description": "Probekey."}
 _SCHEMA: Final = {"type": "object", "properties": {"key": _PROPERTY}, "required": ["key"]}
 _TOOLS: Final = tuple(
     _tool(name, description=f"{name} does.", parameters=_SCHEMA)
-    for name in ("probefind", "probeopen")
+    for name in ("probetool", "probekit")  # not those that are called, which calls must print
 )
 #: Tools without what OpenAI's API makes optional, by what is to be filled in.
 _BARE: Final = (

@@ -117,9 +117,30 @@ def test_foreign_ids_get_the_form_that_a_template_wants(ids: Any) -> None:
 def test_ids_of_the_right_form_are_kept() -> None:
     conversation = [QUESTION, calling(call(id="abcdef123")), result(id="abcdef123")]
     assert prompt("mistral", *conversation).count("abcdef123") == 2
-    assert prompt("kimi", *conversation).count("abcdef123") == 2
-    kept = prompt("kimi", QUESTION, calling(), result())
-    assert kept.count("call_1") == 2
+    named = "functions.find:7"
+    conversation = [QUESTION, calling(call(id=named)), result(id=named)]
+    assert prompt("kimi", *conversation).count(named) == 2
+    template = (
+        "{% for m in messages %}{{ m.role }} {{ m.content }}{{ m.tool_call_id }}"
+        "{% for c in m.tool_calls or [] %}{{ c.id }} {{ c.function | tojson }}{% endfor %}"
+        "{% endfor %}"
+    )
+    assert ChatTemplate(template).render([QUESTION, calling(), result()]).count("call_1") == 2
+
+
+@pytest.mark.parametrize(
+    "ids", [("toolu_01A", "toolu_01B"), ("functions.open:3", "a"), (None,) * 2]
+)
+def test_ids_name_the_function_where_the_template_prints_nothing_else(ids: Any) -> None:
+    """Whatever the API: Ollama's has no ids."""
+    calls = [call(id=id, name=name) for id, name in zip(ids, ("find", "open"), strict=True)]
+    results = [{**result(text), "tool_call_id": id} for text, id in zip("ab", ids, strict=True)]
+    for order in (1, -1) if ids[0] else (1,):
+        made = prompt("kimi", QUESTION, calling(*calls), *results[::order])
+        for name in ("functions.find:0", "functions.open:1"):
+            assert made.count(name) == 2
+        assert made.index("Return of functions.find:0\na") > 0
+        assert made.index("Return of functions.open:1\nb") > 0
 
 
 @every_family
