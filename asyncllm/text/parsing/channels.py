@@ -100,8 +100,8 @@ class ChannelReader:
 
     def _body(self, header: str) -> Steps[None]:
         source = self._source
-        channel = self._channel.search(header)
-        self.in_reasoning = channel is not None and channel[1] == self._form.reasoning_channel
+        channels = self._channel.findall(header)  # of several the last one counts
+        self.in_reasoning = channels[-1:] == [self._form.reasoning_channel]
         emit = self._out.reasoning if self.in_reasoning else self._out.content
         if (recipient := _RECIPIENT.search(header)) and (name := self._offered(recipient[1])):
             source.mark()

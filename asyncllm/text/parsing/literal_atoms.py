@@ -21,7 +21,8 @@ _ZERO_FIRST = re.compile(r"[+-]?0\d")
 #: JSON's, Python's and what models make of them, in lower case.
 _CONSTANTS: Final = {
     **{name: name for name in ("true", "false", "null")},
-    **dict.fromkeys(("none", "nan", "inf", "+inf", "-inf", "infinity", "-infinity"), "null"),
+    **dict.fromkeys(("none", "undefined", "nan"), "null"),
+    **dict.fromkeys(("inf", "+inf", "-inf", "infinity", "-infinity"), "null"),
 }
 _TRIPLE = markers_of("'''", '"""')
 _BACKSLASH = markers_of("\\")

@@ -14,6 +14,7 @@ from asyncllm.text.parsing.formats import (
 _JSON = JsonBody()
 _PYTHON = NamedBody(in_python=True)
 _BARE = JsonBody(other_keys=("type", "id"), needs_arguments=True)
+_FENCED = CallSyntax("```json", json=_BARE, end=("```",))
 _QWEN_PARAMETERS = ParameterStyle("<parameter=", ">", "", "</parameter>", own_lines=True)
 _DEEPSEEK_SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _MISTRAL_CALLS = (
@@ -117,6 +118,7 @@ TAGGED_FORMATS = (
         "llama3_json",
         calls=(
             CallSyntax("", json=_BARE),
+            _FENCED,
             # What the model card of Llama 3.1 asks of custom tools.
             CallSyntax("<function=", named=NamedBody(name_end=">"), end=("</function>",)),
         ),
@@ -201,6 +203,7 @@ TAGGED_FORMATS = (
             CallSyntax("<|tool_call|>", json=_JSON, end=("<|/tool_call|>",)),
             CallSyntax("<tool_call>", json=_JSON, end=("</tool_call>",)),
             CallSyntax("", json=_BARE),
+            _FENCED,
         ),
         template=CallTemplate(
             '{"name": "', '", "arguments": ', "}", begin="<|tool_call|>[", separator=", ", end="]"
@@ -212,6 +215,7 @@ TAGGED_FORMATS = (
             CallSyntax("<|tool_call|>", json=_JSON, end=("<|/tool_call|>",)),
             CallSyntax("functools", json=_JSON),  # what Microsoft's prompts ask for
             CallSyntax("", json=_BARE),
+            _FENCED,
         ),
         template=CallTemplate(
             '{"name": "',
@@ -301,7 +305,7 @@ TAGGED_FORMATS = (
         "json",  # for models of which nothing is known
         calls=(
             CallSyntax("", json=_BARE),
-            CallSyntax("```json", json=_BARE, end=("```",)),
+            _FENCED,
             CallSyntax("<tool_call>", json=_JSON, end=("</tool_call>",)),
             CallSyntax("<tool_calls>", json=_JSON, end=("</tool_calls>",)),
             CallSyntax("<|tool_call|>", json=_JSON, end=("<|/tool_call|>",)),

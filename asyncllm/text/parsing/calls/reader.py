@@ -25,7 +25,8 @@ _MAX_NAME = 256
 # Between calls in brackets, or in Python; models write other signs as well.
 _BETWEEN = re.compile(r"[ \t\r\n,;]+")
 # Models often close one bracket too many; where a marker ends the call, that is recognizable.
-_SURPLUS = re.compile(r"[ \t\r\n}\]]+")
+_SURPLUS = re.compile(r"[ \t\r\n}\]`]+")
+_FENCE = markers_of("```json", "```")  # which some models write within their markers
 
 
 class Answer(Exception):
@@ -104,6 +105,8 @@ class CallReader:
         """
         source = self._source
         yield from source.skip_space()
+        if not call.is_loose and (yield from source.at(_FENCE)):
+            yield from source.skip_space()
         is_list = bool(call.may_be_list and (yield from source.take("[")))
         yield from source.skip_space()
         fits = yield from self._one(call)

@@ -129,6 +129,11 @@ FINAL = ASSISTANT + "<|channel|>final<|message|>"
             "",
             "{}Hi",
         ),
+        (
+            "<|channel|>analysis<|channel|>commentary to=a<|message|>b<|call|>",
+            "",
+            "b",
+        ),
         # no header, half a header, a header without end
         ("Hi <b> there", "", "Hi <b> there"),
         ("<|channel|>fin", "", ""),

@@ -39,6 +39,8 @@ HERMES = [
     ("{'name': 'now', 'arguments': {'a': True, 'b': (None, 1)}}", PYTHON),
     ('{name: "now", arguments: {a: True, "b": [None, 1]}}', PYTHON),
     ('{"name": "now", "arguments": "{\'a\': True, \'b\': [null, 1]}"}', PYTHON),
+    # in a fence
+    ('\n```json\n{"name": "now", "arguments": {}}\n```\n', NOW),
     # a bracket too many or too few
     ('{"name": "now", "arguments": {}}}', NOW),
     ('{"name": "now", "arguments": {}', NOW),
@@ -73,6 +75,7 @@ def test_the_end_of_the_text_ends_a_call(text: str) -> None:
     ("text", "calls"),
     [
         ('<|python_tag|>{"name": "now", "parameters": {}}', NOW),
+        ('```json\n{"name": "now", "parameters": {}}\n```', NOW),
         ('{"type": "function", "name": "now", "parameters": {}}', NOW),
         ('{"type": "function", "function": {"name": "now", "parameters": {}}}', NOW),
         ('{"type": "function", "function": "now", "parameters": {}}', NOW),
@@ -161,6 +164,7 @@ def test_mistral(tools: str, text: str, calls: list[tuple[str, str]]) -> None:
                 "<|channel|>commentary to=functions.now<|constrain|>json<|message|>{}",
                 "<|start|>assistant to=functions.now<|channel|>commentary<|message|>{}<|call|>",
                 "<|start|>functions.now to=functions.now<|message|> null <|call|>",
+                "<|channel|>analysis<|channel|>commentary to=functions.now<|message|>{}<|call|>",
             )
         ),
     ],
