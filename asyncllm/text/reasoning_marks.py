@@ -17,6 +17,7 @@ REASONING_MARKS: Final[
     ),
     "granite_tags": (("<think>",), ("</think>",), ("<response>", "</response>")),
     "seed_oss": (("<seed:think>",), ("</seed:think>",), None),
+    "gemma4": (("<|channel>thought",), ("<channel|>",), None),
     "command": (
         ("<|START_THINKING|>",),
         ("<|END_THINKING|>",),

@@ -33,7 +33,7 @@ _OTHER_TOOLS: Final = (
     "minicpm5 minimax minimax_m3 poolside_v1 solar_open2 step3 step3p5 xlam"
 )
 _OTHER_REASONING: Final = (
-    "cohere_command4 deepseek_v4 gemma4 hunyuan_a13b hy_v3 inkling kimi_k3 "
+    "cohere_command4 deepseek_v4 hunyuan_a13b hy_v3 inkling kimi_k3 "
     "minimax_m2_append_think minimax_m3 nemotron_v3 olmo3 poolside_v1 solar_open2 step3 step3p5"
 )
 #: vLLM's words for values of our fields.

@@ -60,6 +60,7 @@ _REASONING_BY_TEXT = (
     (("[THINK]",), "mistral"),
     (("<|START_THINKING|>",), "command"),
     (("<seed:think>",), "seed_oss"),
+    (("<|channel>thought",), "gemma4"),
     (("<think></think>", "<response></response>"), "granite_tags"),
     (("</think>",), "think"),
     (("<think>",), "think"),
@@ -102,6 +103,8 @@ _REASONING_BY_MODEL = {
     "glm4_moe": "think",
     "seed_oss": "seed_oss",
     "deepseek_v3": "think",
+    "gemma4": "gemma4",
+    "gemma4_text": "gemma4",
 }
 
 
@@ -225,7 +228,7 @@ def _reads(form: ToolFormat | ChannelFormat, rendered: RenderedCalls) -> bool:
         rest = message.content.strip()
         if not _TURN_END.fullmatch(rest) or not text.rstrip().endswith(rest):
             return False
-    return bool(rendered.texts)
+    return True
 
 
 def _writes(form: ToolFormat | ChannelFormat, rendered: RenderedCalls) -> bool:

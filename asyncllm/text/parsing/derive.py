@@ -106,7 +106,8 @@ def derive_reasoning(
     if found is None or not is_tag(begin) or not is_tag(found[0]):
         return None
     prompt = rendered.prompt.rstrip()
-    if begin in prompt and not prompt.endswith(begin):  # the header's: words of its own follow
+    words = prompt.rpartition(begin)[2] if begin in prompt else ""
+    if words and found[0] not in words:  # it belongs to the header, and words of its own follow
         begin = prompt.splitlines()[-1]
     form = ReasoningFormat(DERIVED, (begin,), (found[0],))
     return _with_answer(form, between.removeprefix(found[0]), rendered.after)

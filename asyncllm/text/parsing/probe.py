@@ -95,9 +95,10 @@ def render_calls(template: ChatTemplate) -> Iterator[RenderedCalls]:
                 _this_turn(answer.removeprefix(header), said, header, calls[0])
                 for answer in answers
             ]
-            shown = (text for count, text in enumerate(texts, 1) if _shows(text, calls, count))
-            answer = said.removeprefix(header).partition(_SAID)[0]
-            yield RenderedCalls(header, answer, tuple(shown), calls, call_ids, id_)
+            shown = tuple(text for count, text in enumerate(texts, 1) if _shows(text, calls, count))
+            if shown:
+                answer = said.removeprefix(header).partition(_SAID)[0]
+                yield RenderedCalls(header, answer, shown, calls, call_ids, id_)
             break
 
 

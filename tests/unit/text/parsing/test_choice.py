@@ -62,7 +62,7 @@ def names(formats: Formats) -> tuple[str | None, str | None]:
         ("granite", "<think></think><response></response>", ("granite", "granite_tags")),
         ("phi3", "<|tool|>{{ tools }}<|/tool|>", ("phi4_mini", None)),
         ("lfm2", "<|tool_list_start|>{{ tools }}<|tool_list_end|>", ("lfm2", None)),
-        ("gemma4_text", None, ("gemma4", None)),
+        ("gemma4_text", None, ("gemma4", "gemma4")),
         ("seed_oss", "<seed:think><seed:tool_call><function=<parameter=", ("seed_oss",) * 2),
         ("cohere2", "<|START_THINKING|><|START_ACTION|>", ("command", "command")),
         ("nemotron_h", "<think></think><TOOLCALL>[", ("nemotron", "think")),
@@ -179,7 +179,7 @@ def test_what_is_not_recognized_is_said(
     assert not caplog.records
 
 
-@pytest.mark.parametrize("off", [False, True])
+@pytest.mark.parametrize("prompt", ["", "open", "closed"])
 @pytest.mark.parametrize(
     ("before", "between", "expected"),
     [
@@ -187,26 +187,38 @@ def test_what_is_not_recognized_is_said(
         ("[THINK]", "[/THINK]", ("[THINK]", "[/THINK]")),
         ("<seed:think>", "</seed:think>", ("<seed:think>", "</seed:think>")),
         ("<|channel>thought\n", "\n<channel|>", ("<|channel>thought", "<channel|>")),
-        (
-            "<|open|>think<|sep|>",
-            "<|close|>think<|sep|>",
-            ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
-        ),
+        ("<|hm>thought\n", "\n<hm|>", ("<|hm>thought", "<hm|>")),
+        ("<|o|>think<|sep|>", "<|c|>think<|sep|>", ("<|o|>think<|sep|>", "<|c|>think<|sep|>")),
     ],
 )
 def test_reasoning_by_what_a_template_writes(
-    before: str, between: str, expected: tuple[str, str], off: bool
+    before: str, between: str, expected: tuple[str, str], prompt: str
 ) -> None:
     write = "{% if m.reasoning_content %}" + before + "{{ m.reasoning_content }}" + between
-    write += "{% elif m.role == 'assistant' %}" + before + between if off else ""
+    if prompt == "closed":  # reasoning that is left out is written, too
+        write += "{% elif m.role == 'assistant' %}" + before + between
     template = "{# <think> </think> #}" + chat_template(CALLS["hermes"]).replace(
         "{{ m.content", write + "{% endif %}{{ m.content"
     )
+    if prompt:
+        opened = before if prompt == "open" else before + between
+        template = template.removesuffix("{% endif %}") + opened + "{% endif %}"
     formats = choose_formats(template)
     assert formats.tools == TOOL_FORMATS["hermes"]
     assert isinstance(formats.reasoning, ReasoningFormat)
     assert (formats.reasoning.begins, formats.reasoning.ends) == ((expected[0],), (expected[1],))
     message = message_of(events_of(before + "Hm." + between + "So.", formats))
+    assert (message.reasoning.strip(), message.content) == ("Hm.", "So.")
+
+
+def test_reasoning_that_words_begin() -> None:
+    write = "{% if m.reasoning_content %}{{ m.reasoning_content }}\n[BEGIN ANSWER]\n{% endif %}"
+    template = chat_template(CALLS["hermes"]).replace("{{ m.content", write + "{{ m.content")
+    template = template.replace("<|im_start|>assistant\n", "<|assistant|>\nMy steps:\n")
+    formats = choose_formats(template.replace("<|im_start|>{{ m.role }}", "<|{{ m.role }}|>"))
+    message = message_of(
+        events_of("Hm.\n[BEGIN ANSWER]\nSo.", formats, prompt="<|assistant|>\nMy steps:\n")
+    )
     assert (message.reasoning.strip(), message.content) == ("Hm.", "So.")
 
 
