@@ -166,16 +166,23 @@ def find_form(render: Render, *, keep_developer: bool) -> Found:
     form = search.improve(form, _PROBES)  # a later change may have undone an earlier one
     form = search.with_thoughts(form)
     clauses = _clauses(form)
+    if form.calls != "text" and not search.prints_calls:
+        clauses.append("calls (they are left out; their results are not)")
     if not search.only_grows(form):
         clauses.append("longer conversations without changes (the cache helps up to the change)")
     return Found(form, tuple(clauses))
 
 
 class _Search:
+    """
+    Attributes:
+        prints_calls: whether the template prints calls, as far as is known yet.
+    """
+
     def __init__(self, render: Render):
         self._render = render
         self._tools: Sequence[Tool] | None = None
-        self._prints_calls = False
+        self.prints_calls = False
         self._taken: list[tuple[Probe, Sequence[Tool] | None]] = []
 
     def content(self, form: Form) -> str:
@@ -223,13 +230,13 @@ class _Search:
             )
         ]
         for self._tools in (_TOOLS, None):
-            for self._prints_calls, results in ((True, "tool"), (True, "user"), (False, "tool")):
+            for self.prints_calls, results in ((True, "tool"), (True, "user"), (False, "tool")):
                 for new in (replace(each, results=results) for each in forms):
                     if self.takes(new, Probe([_Q, _CALLS, _R1, _MORE, _R2], ())):
                         return self._with_raw(new)
             if self.takes(form, Probe([_Q], ())):
                 break  # it takes the tools
-        self._prints_calls = False
+        self.prints_calls = False
         return replace(form, no_content={"content": ""}, calls="text")
 
     def with_thoughts(self, form: Form) -> Form:
@@ -267,7 +274,7 @@ class _Search:
         probe = Probe([_Q, {**_CALLS, "tool_calls": [call]}, _R1], ())
         for new in (form, replace(form, raw_arguments="object")):
             text = self._text(new, probe.messages, self._tools)
-            if text is not None and (not self._prints_calls or "probealpha" in text):
+            if text is not None and (not self.prints_calls or "probealpha" in text):
                 return new
         return form
 
@@ -276,7 +283,7 @@ class _Search:
         text = self._text(form, probe.messages, probe.tools or tools or self._tools)
         if text is None:
             return False
-        if (self._prints_calls or form.calls == "text") and not _has_calls(probe.messages, text):
+        if (self.prints_calls or form.calls == "text") and not _has_calls(probe.messages, text):
             return False
         return _has_texts(probe.messages, text)
 

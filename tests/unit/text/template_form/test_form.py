@@ -258,6 +258,7 @@ def test_a_template_that_changes_texts_is_taken_as_it_is() -> None:
 
 def test_what_a_template_cannot_do_is_said() -> None:
     assert TEMPLATES["qwen2"].cannot == ""
+    assert "calls (they are left out" in TEMPLATES["chatml"].cannot
     assert "system messages after the first" in TEMPLATES["qwen35"].cannot
     for clause in ("any id of a call", "two user turns in a row", "text beside calls"):
         assert clause in TEMPLATES["mistral"].cannot
