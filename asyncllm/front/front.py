@@ -27,6 +27,7 @@ from asyncllm.supervise.front_channel import (
     ASK,
     BEGUN,
     CLOSED,
+    FIRST_BYTES,
     FREE,
     HOME,
     KEPT,
@@ -283,11 +284,16 @@ class Front:
         self._everyone.own.moved += 1
         self._place(client, besides=client.placed.replica if client.placed else None)
 
-    def _go_home(self, client: Client, home: int, request: bytes) -> None:
-        """Give a request to the replica that has what it names."""
+    def _go_home(self, client: Client, home: int, first: bytes) -> None:
+        """Give a request to the replica that has what it names.
+
+        Args:
+            first: the length of the request, and it, with what has come after it.
+        """
         client.reset()
-        client.add(request)
-        if request and self._replicas[home].is_there:
+        client.add(first[FIRST_BYTES:])
+        client.num_first = int.from_bytes(first[:FIRST_BYTES], "big")
+        if client.data and self._replicas[home].is_there:
             self._hand_over(client, [home])
         else:
             self._refuse(client, DIED)

@@ -38,8 +38,9 @@ KEPT: Final = b"k"
 CLOSED: Final = b"c"
 #: Another replica should answer the request; this one cannot.
 MOVED: Final = b"m"
-#: Followed by a replica's index in one byte: that one should answer the request that follows; it is
-#: to be read in place of all that has come of the connection so far.
+#: Followed by a replica's index in one byte, and by the length of a request: that replica should
+#: answer the request that follows; it and what comes after it are to be read in place of all that
+#: has come of the connection so far.
 HOME: Final = b"w"
 #: With a connection to this replica, followed by what all are asked and by a request: the front is
 #: to write the answer of all to that connection. What is asked ends with a line feed.
@@ -47,7 +48,7 @@ ASK: Final = b"q"
 
 #: Bytes of a connection's number. Connections with number 0 are not reported of.
 NUMBER_BYTES: Final = 8
-#: Then a replica is told how many of the bytes were read at first.
+#: Then how many of the bytes are to be read first.
 FIRST_BYTES: Final = 4
 #: A request up to this size comes in the message that hands it over; a larger one in a file.
 INLINE_BYTES: Final = 8 * 1024
@@ -133,12 +134,16 @@ class FrontChannel:
         if number:
             self._send(numbered(kind, number) + more)
 
-    def send_home(self, number: int, replica: int, request: bytes) -> None:
+    def send_home(self, number: int, replica: int, request: bytes, more: bytes) -> None:
         """
+        Args:
+            more: what has come after the request.
+
         Raises:
             OSError: this process has too many open files.
         """
-        self._send(*packed(numbered(HOME, number) + bytes([replica]), request))
+        start = bytes([replica]) + len(request).to_bytes(FIRST_BYTES, "big")
+        self._send(*packed(numbered(HOME, number) + start, request + more))
 
     def ask(self, what: str, connection: socket.socket, request: bytes) -> None:
         """

@@ -98,8 +98,9 @@ def send_home(request: web.Request, home: int | None, body: bytes | bytearray = 
     if transport.get_write_buffer_size() > 0:
         raise NotReady("the answer to a request before this one is not read yet; try again")
     try:
-        data = _request_home(request, body, is_last=not protocol.ends_with(request))
-        protocol.routed.goes_home(home, data)
+        more = protocol.after(request)
+        data = _request_home(request, body, is_last=more is None)
+        protocol.routed.goes_home(home, data, more or b"")
     except OSError:
         raise NotReady("too many open files; try again") from None
     transport.abort()  # the front has an end, too: the connection stays open

@@ -6,11 +6,15 @@ and the connection of one that dies is still there: for its last words, or for a
 
 from __future__ import annotations
 
+import asyncio
 from base64 import b64encode
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import HttpVersion11, hdrs, web
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_parser import HttpRequestParser
 
 from asyncllm.errors import EngineDead
 from asyncllm.server.arrivals.names import NUMBERS, Numbers
@@ -25,8 +29,10 @@ if TYPE_CHECKING:
     from asyncllm.server.http.listener import Listener
     from asyncllm.supervise.front_channel import FrontChannel
 
-#: Further bytes of a head are not looked at; such a connection is not given back.
-MOST_HEAD: Final = 64 * 1024
+#: Bytes of a client that are kept: longer requests are known by their length, if that is certain.
+MOST_KEPT: Final = 64 * 1024
+#: Of more lines, the end of a request is not looked for: these take 3 ms.
+MOST_LINES: Final = 4096
 #: What a client that is promised a stream is told if the replica dies.
 LOST: Final = EngineDead("the replica that was answering has died")
 
@@ -41,11 +47,17 @@ class Routed:
     def __init__(self, channel: FrontChannel, number: int):
         self.channel = channel
         self._number = number
-        self._head_bytes: int | None = None
-        self._beginning = b""
-        self._end = b""
-        self._num_received = 0
         self._is_over = False
+        self._begin(b"")
+
+    def _begin(self, data: bytes | None) -> None:
+        """A request begins with this; None if its beginning is not known."""
+        self._num_received = 0
+        self._head_bytes: int | None = None
+        self._end = b""
+        self._kept: bytearray | None = None if data is None else bytearray()
+        self._is_cut = False
+        self.received(data or b"")
 
     @property
     def is_question(self) -> bool:
@@ -60,11 +72,38 @@ class Routed:
     def received(self, data: bytes) -> None:
         self._num_received += len(data)
         self._end = (self._end + data[-4:])[-4:]
-        if self._head_bytes is None and len(self._beginning) < MOST_HEAD:
-            start = max(0, len(self._beginning) - 3)
-            self._beginning += data
-            if (end := self._beginning.find(b"\r\n\r\n", start)) >= 0:
-                self._head_bytes, self._beginning = end + 4, b""
+        if self._kept is None:
+            return
+        start = max(0, len(self._kept) - 3)
+        self._kept += data
+        if self._head_bytes is None and not self._is_cut:
+            end = self._kept.find(b"\r\n\r\n", start)
+            self._head_bytes = None if end < 0 else end + 4
+        if len(self._kept) > MOST_KEPT:
+            self._kept = None
+
+    def cut(self, request: web.BaseRequest, *, is_alone: bool) -> None:
+        """Keep only what has come, and comes, after this request, if all of it has come.
+
+        Args:
+            is_alone: no other request has been found after it.
+        """
+        if self._is_cut or not request.content.is_eof():
+            return
+        rest: bytes | None = b""
+        if not (is_alone and self._ends_with(request)):
+            rest = None if self._kept is None else after_first(bytes(self._kept))
+        self._kept = None if rest is None else bytearray(rest)
+        self._is_cut = True
+
+    @property
+    def rest(self) -> bytes | None:
+        """What has come after the request; None if that is not known."""
+        return bytes(self._kept) if self._is_cut and self._kept is not None else None
+
+    def answered(self) -> None:
+        """What comes is the next request, or has come already."""
+        self._begin(self.rest)
 
     def begun(self, last_words: bytes) -> None:
         self._tell(BEGUN, last_words)
@@ -77,22 +116,20 @@ class Routed:
         self._tell(kind)
         self._is_over = True
 
-    def goes_home(self, replica: int, request: bytes) -> None:
+    def goes_home(self, replica: int, *pieces: bytes) -> None:
         """Another replica answers, and the connection is its from now on.
+
+        Args:
+            pieces: the request, and what has come after it.
 
         Raises:
             OSError: this process has too many open files.
         """
-        self.channel.send_home(self._number, replica, request)
+        self.channel.send_home(self._number, replica, *pieces)
         self._is_over = True
 
-    def ends_with(self, request: web.BaseRequest) -> bool:
-        """Whether the client has sent all of this request, and no byte after it.
-
-        Only true of the first request, or of one in chunks.
-        """
-        if not request.content.is_eof():
-            return False
+    def _ends_with(self, request: web.BaseRequest) -> bool:
+        """Whether nothing has come after this request, if no other has been found."""
         if hdrs.TRANSFER_ENCODING in request.headers:
             return self._end == b"\r\n\r\n"  # as its last chunk ends, and no part of a head
         if self._head_bytes is None:
@@ -133,24 +170,55 @@ class RoutedConnection(Connection):
         finished, is_reset = await super().finish_response(request, resp, start_time)
         transport, routed = self.transport, self.routed
         if transport is not None and routed is not None and not transport.is_closing():
+            more = self.after(request)
             if (
                 not is_reset
                 and finished.keep_alive
                 and self.half_closed is None
                 and transport.get_write_buffer_size() == 0
-                and self.ends_with(request)
+                and more == b""
             ):
                 transport.abort()  # the front has an end, too: the connection stays open
                 routed.over(FREE)
             else:
                 routed.kept()
+                routed.answered()
         return finished, is_reset
 
-    def ends_with(self, request: web.BaseRequest) -> bool:
-        """Whether nothing is lost if another process reads on after this request."""
-        if self._messages or self._upgraded or self.routed is None:
-            return False
-        return self.routed.ends_with(request)
+    def after(self, request: web.BaseRequest) -> bytes | None:
+        """What the client has sent after this request, which is being answered.
+
+        None if that is not known; then another process cannot read on.
+        """
+        if self._upgraded or self.routed is None:
+            return None
+        self.routed.cut(request, is_alone=not self._messages)
+        return self.routed.rest
+
+
+def after_first(data: bytes) -> bytes | None:
+    """What follows the first request in these bytes; None if that is not certain.
+
+    It is read line by line, as every head and the last chunk of a body end with one.
+    """
+    loop = asyncio.get_running_loop()
+    parser = HttpRequestParser(BaseProtocol(loop), loop, MOST_KEPT, auto_decompress=False)
+    body, at, lines = None, 0, data.splitlines(keepends=True)
+    for line in lines[:MOST_LINES]:
+        at += len(line)
+        try:
+            messages, is_upgraded, _ = parser.feed_data(line)
+        except HttpProcessingError:
+            return None
+        if messages:
+            head, body = messages[0]
+            if is_upgraded or head.upgrade:
+                return None
+            if not head.chunked:
+                return data[at + int(head.headers.get(hdrs.CONTENT_LENGTH, 0)) :]
+        if body is not None and body.is_eof():
+            return data[at:]
+    return None
 
 
 class Leaving:
@@ -170,7 +238,7 @@ class Leaving:
             return False
         if not isinstance(protocol, RoutedConnection) or (routed := protocol.routed) is None:
             return False
-        if request.writer.output_size > 0 or not protocol.ends_with(request):
+        if request.writer.output_size > 0 or protocol.after(request) != b"":
             return False
         transport.abort()
         routed.over(MOVED)
@@ -181,6 +249,8 @@ async def begin(request: web.Request, response: web.StreamResponse) -> None:
     """An ``on_response_prepare`` signal: the request cannot move any more."""
     routed = routed_of(request)
     if routed is not None:
+        if isinstance(request.protocol, RoutedConnection):
+            request.protocol.after(request)  # its bytes need not be kept
         words = request.get(LAST_WORDS, b"")
         if words and request.version >= HttpVersion11:
             words = b"%x\r\n%b\r\n0\r\n\r\n" % (len(words), words)

@@ -128,7 +128,7 @@ def fates() -> Iterator[dict[str, tuple[Fate, Fate]]]:
 
     make = partial(FakeLLM, max_waiting=200)
     with (
-        serving(make, config) as plain,
+        serving(make, config, is_guarded=True) as plain,
         supervised(replicas=2, **options) as running,
     ):
         running.until_ready()

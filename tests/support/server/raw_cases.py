@@ -26,6 +26,8 @@ def _post(*headers: bytes, body: bytes = b"", line: bytes = b"POST /generate HTT
 
 _VERSION: Final = _get(b"GET /version HTTP/1.1")
 _WHOLE: Final = _post(_LENGTH, body=_BODY)
+#: Numbers of the live view that no request has: of one replica, and of another.
+_HOMES: Final = (256_000, 256_001, 256_000)
 
 #: Request lines; a Host follows.
 _LINES: Final = (
@@ -286,6 +288,19 @@ _STREAMS: Final = (
     _get(b"GET /v1/requests/x/trace HTTP/1.1") + _VERSION,
     _get(b"GET /live/256001/trace HTTP/1.1") * 2 + _VERSION,
     _get(b"HEAD /metrics HTTP/1.1") + _VERSION,
+    # What one of two replicas has, before and after what any has.
+    _get(b"GET /l%69ve/256000/trace HTTP/1.1") + _VERSION,
+    _get(b"GET /l%69ve/256001/trace HTTP/1.1") + _VERSION,
+    _VERSION + b"".join(_get(b"GET /live/%d/trace HTTP/1.1" % i) for i in _HOMES) + _VERSION,
+    b"".join(_get(b"POST /live/%d/abort HTTP/1.1" % i, _CHUNKED) + _LAST for i in _HOMES) + _WHOLE,
+    b"".join(_get(b"GET /v1/responses/resp_%032x HTTP/1.1" % i) + _WHOLE for i in (0, 1)),
+    _post(_CHUNKED, body=_CHUNK + b"0\r\nA: b\r\n\r\n") * 2
+    + _get(b"DELETE /v1/responses/resp_%032x HTTP/1.1" % 1)
+    + _get(b"DELETE /v1/responses/resp_%032x HTTP/1.1" % 0)
+    + _get(b"GET /health HTTP/1.1")
+    + _VERSION,
+    b"\r\n" + _get(b"GET /live/256001/trace HTTP/1.1", b"Connection: close") + _VERSION,
+    b"".join(_get(b"GET /live/%d/trace HTTP/1.0" % i, b"Connection: keep-alive") for i in _HOMES),
 )
 #: Pieces, between which a moment passes.
 _PIECES: Final = (
@@ -305,6 +320,9 @@ _PIECES: Final = (
     (b"\x16", b"\x01"),
     (_post(b"Expect: 100-continue", _LENGTH), _BODY),
     (_post(_CHUNKED), _CHUNK[:5], _CHUNK[5:], _LAST),
+    (_WHOLE, *(_get(b"GET /live/%d/trace HTTP/1.1" % i) for i in _HOMES), _VERSION),
+    (_get(b"GET /l%69ve/256001/trace HTTP/1.1") + _VERSION[:20], _VERSION[20:], _VERSION),
+    (_get(b"GET /l%69ve/256000/trace HTTP/1.1") + _VERSION[:20], _VERSION[20:], _VERSION),
 )
 #: After these, the client closes its side.
 _ENDED: Final = (
