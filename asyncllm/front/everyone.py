@@ -32,13 +32,17 @@ class Question:
     """The answers so far, by the index of the replica.
 
     Attributes:
+        request: what each is sent.
         received: bytes of each answer; None of a replica that has no process that answers.
         open: connections on which more may come.
         silent: replicas that have not answered in time, or could not be asked.
     """
 
-    def __init__(self, what: str, tell: Callable[[Answer | None], None], count: int):
+    def __init__(
+        self, what: str, request: bytes, tell: Callable[[Answer | None], None], count: int
+    ):
         self.what = what
+        self.request = request
         self.tell = tell
         self.received: list[bytes | None] = [None] * count
         self.open: dict[int, socket.socket] = {}
@@ -79,25 +83,35 @@ class Everyone:
             request: a whole one, on a connection that ends with its answer.
             tell: called with the answer of all; None if there is no replica.
         """
-        question = Question(what, tell, len(self._replicas))
+        question = Question(what, request, tell, len(self._replicas))
         for index, replica in enumerate(self._replicas):
             if not replica.is_there:
                 continue
-            if what in _HOW_IT_IS and replica.is_silent:
+            hangs = replica.is_stopped or (what in _HOW_IT_IS and replica.is_silent)
+            if hangs and what != "reload":
                 question.silent.add(index)
-                continue
-            try:
-                ours, theirs = socket.socketpair()
-            except OSError:  # there are no file descriptors
-                question.silent.add(index)
-                continue
-            ours.setblocking(False)
-            question.received[index] = b""
-            question.open[index] = ours
-            self._poller.add(ours, partial(self._on_readable, question, index))
-            replica.hand_over(Parcel(0, theirs, request))
+            else:
+                self._ask_one(question, index)
         self._questions[SECONDS.get(what, ASK_SECONDS)].add(question)
         self._end_if_answered(question)
+
+    def joins(self, index: int) -> None:
+        """This replica takes requests from now on. It was not asked to reload, and is to."""
+        for question in self._questions[ASK_SECONDS]:
+            if question.what == "reload":
+                self._ask_one(question, index)
+
+    def _ask_one(self, question: Question, index: int) -> None:
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError:  # there are no file descriptors
+            question.silent.add(index)
+            return
+        ours.setblocking(False)
+        question.received[index] = b""
+        question.open[index] = ours
+        self._poller.add(ours, partial(self._on_readable, question, index))
+        self._replicas[index].hand_over(Parcel(0, theirs, question.request))
 
     def expire(self) -> None:
         for question in [one for waiting in self._questions.values() for one in waiting.due()]:

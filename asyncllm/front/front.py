@@ -109,6 +109,7 @@ class Front:
         if message == ACCEPT:
             server.tell(ACCEPT)
             replica.ping()
+            self._everyone.joins(server.index)
         elif kind == READY:
             replica.ping()
             self._announce(server.index, message[1:].decode("utf-8", "replace"))

@@ -65,9 +65,18 @@ class Replica:
         return self.server is not None and self.server.accepts
 
     @property
+    def _reacts(self) -> bool:
+        return self.is_there and self._missed <= MOST_MISSED
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether its process was stopped; it is continued, or killed soon."""
+        return self.server is not None and self.server.is_stopped
+
+    @property
     def accepts(self) -> bool:
         """Whether it answers requests, if only to say that it is loading."""
-        return self.is_there and self._missed <= MOST_MISSED
+        return self._reacts and not self.is_stopped
 
     @property
     def is_ready(self) -> bool:
@@ -115,7 +124,7 @@ class Replica:
             age=time.monotonic() - self._said_at,
             is_ready=self.is_ready,
             leaves=self.leaves,
-            hangs=server is not None and server.is_ready and not self.accepts,
+            hangs=server is not None and server.is_ready and not self._reacts,
         )
 
 

@@ -134,11 +134,11 @@ class Reloader:
     async def _reload(self) -> Reloaded:
         async with self._lock:
             new = await run_in_daemon(self._prepare)
+            in_force = InForce(new.config, new.keys)
             # First: a client that sees a change must not lose it with this process.
             if self.remember is not None:
-                await run_in_daemon(self.remember, InForce(new.config, new.keys).encode())
-            self._service.reconfigure(new.config, new.keys)
-            logging.getLogger("asyncllm").setLevel(new.config.log_level.upper())
+                await run_in_daemon(self.remember, in_force.encode())
+            self.put_in_force(in_force)
             if self.tls is not None and new.context is not None:
                 self.tls.context = new.context
         changed, left = map(_options, (new.changed, new.needs_restart))
@@ -146,6 +146,10 @@ class Reloader:
         if left:
             log.warning("without effect until the next start: %s", left)
         return Reloaded(changed=new.changed, needs_restart=new.needs_restart)
+
+    def put_in_force(self, new: InForce) -> None:
+        self._service.reconfigure(new.config, new.keys)
+        logging.getLogger("asyncllm").setLevel(new.config.log_level.upper())
 
     def _prepare(self) -> _Prepared:
         """All that may fail, in a thread: files may be slow."""

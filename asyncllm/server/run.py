@@ -115,6 +115,8 @@ async def serve(
         reloader.remember = parent.remember
         parent.remember(InForce(config, keys).encode())
     await arrivals.begin(listener, tls)
+    if parent is not None and parent.memory:
+        reloader.put_in_force(InForce.decode(parent.memory))
     if options is not None:
         reloader.start, reloader.read = options
     heeded = parent.reloaded if parent is not None else lambda: None

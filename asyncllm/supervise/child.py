@@ -25,7 +25,8 @@ HAND_OVER: Final = b"h"
 #: From a server: it has taken the oldest connection that it was given, or it could not.
 TAKEN: Final = b"k"
 NOT_TAKEN: Final = b"n"
-#: With the descriptor of a file: what a server that is started again gets as ``Parent.memory``.
+#: With the descriptor of a file: what a server that is started again gets as ``Parent.memory``. To
+#: one of several that is about to accept connections: what the others serve by by now.
 REMEMBER: Final = b"o"
 #: It has read its configuration again, or could not, after a SIGHUP.
 RELOADED: Final = b"g"
@@ -112,10 +113,18 @@ class Parent:
         return True
 
     def take_over(self) -> None:
-        """Returns when the parent has stopped accepting connections; it does that at once."""
+        """Returns when the parent has stopped accepting connections; it does that at once.
+
+        ``memory`` is then what other servers serve by, if there are others.
+        """
         self._tell(ACCEPT)
+        message = REMEMBER
         with suppress(OSError):
-            self.channel.recv(1)
+            while message == REMEMBER:
+                message, files = receive(self.channel, flags=0)
+                for file in files:
+                    self.memory = content_of(file)
+                    os.close(file)
 
     def ready(self, about: str) -> None:
         """The model is loaded; ``about`` says what it is, in a line."""

@@ -7,7 +7,14 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from asyncllm.supervise.child import content_of
+from asyncllm.supervise.child import (
+    LEAVING,
+    READY,
+    RELOADED,
+    REMEMBER,
+    content_of,
+    send,
+)
 from asyncllm.supervise.progress import Progress
 
 if TYPE_CHECKING:
@@ -59,6 +66,7 @@ class Server:
         channel: to that process; open as long as it runs.
         accepts: it has said that it accepts connections.
         is_ready: it has loaded the model.
+        is_stopped: by a signal, and has not been continued.
         hung_up: a SIGHUP has come that no process has heeded yet.
         start_at: when the next process is to be started.
         stood_by: the process was a standby before, and does not accept connections yet.
@@ -71,7 +79,7 @@ class Server:
         self.pid: int | None = None
         self.channel: socket.socket | None = None
         self.accepts = False
-        self.is_ready = False
+        self.is_ready = self.is_stopped = False
         self.hung_up = False
         self.start_at: float | None = None
         self.stood_by = self.was_killed = False
@@ -87,10 +95,27 @@ class Server:
         self.stood_by, self.was_killed = patience is not None, False
         self._progress, self._patience = Progress(pid), patience or PATIENCE
 
-    def accepted(self) -> None:
-        """Its process accepts connections from now on."""
+    def accepted(self, memory: int | None) -> None:
+        """Its process accepts connections from now on.
+
+        Args:
+            memory: a file with what others serve by, if there are others.
+        """
         self.accepts = True
         self.stood_by = False
+        if memory is not None and self.channel is not None:
+            with suppress(OSError):  # it is dead
+                send(self.channel, REMEMBER, [memory])
+
+    def heard(self, message: bytes) -> None:
+        """Its process says how it is."""
+        if message.startswith(READY):
+            self.is_ready = True
+            self.restarts.ready()
+        elif message == LEAVING:
+            self.is_ready = False
+        elif message == RELOADED:
+            self.hung_up = False
 
     def look(self) -> str | None:
         """Why the process is lost, if it is; to be called again and again.
@@ -112,7 +137,7 @@ class Server:
         if self.channel is not None:
             self.channel.close()
         self.pid = self.channel = self._progress = None
-        self.accepts = self.is_ready = False
+        self.accepts = self.is_ready = self.is_stopped = False
 
 
 class Restarts:

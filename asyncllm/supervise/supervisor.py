@@ -13,16 +13,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from asyncllm.supervise.child import (
-    ACCEPT,
-    LEAVING,
-    READY,
-    RELOADED,
-    REMEMBER,
-    STANDBY,
-    Parent,
-    receive,
-)
+from asyncllm.supervise.child import ACCEPT, REMEMBER, STANDBY, Parent, receive
 from asyncllm.supervise.door import SingleDoor
 from asyncllm.supervise.fork import fork
 from asyncllm.supervise.poller import Poller
@@ -189,8 +180,6 @@ class Supervisor:
         """Keep what a server serves by from now on, for those that will be started."""
         if self._remembered.file is not None and not server.accepts:
             return os.close(file)  # that one was started with it; another has read files since
-        for other in self._servers:  # those on their way are to read the files again
-            other.hung_up |= server.accepts and other.pid is not None and not other.accepts
         self._remembered.replace(file)
 
     # -- what the servers say --------------------------------------------------------------------
@@ -209,38 +198,40 @@ class Supervisor:
                     self._remember(server, file)
                 continue
             if message == ACCEPT:
-                server.accepted()
-            elif message.startswith(READY):
-                server.is_ready = True
-                server.restarts.ready()
-            elif message == LEAVING:
-                server.is_ready = False
-            elif message == RELOADED:
-                server.hung_up = False
+                others = [one for one in self._servers if one is not server]
+                for other in others:  # what they serve by may be in a message
+                    self._on_message(other)
+                server.accepted(self._remembered.file if others else None)
             elif message == STANDBY:
                 self._standby.is_due = not self._signals
+            else:
+                server.heard(message)
             self._door.said(server, message, files)
             if message == ACCEPT and server.hung_up and server.pid is not None:
                 os.kill(server.pid, signal.SIGHUP)
 
     def _reap(self) -> None:
-        """Collect all children that have ended: as process 1 of a container, strangers too."""
+        """Collect children that have ended, as process 1 strangers too; some stop, or go on."""
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
+            server = next((one for one in self._servers if one.pid == pid), None)
+            if server is not None:
+                server.is_stopped = os.WIFSTOPPED(status)
+            if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
+                continue
             code = os.waitstatus_to_exitcode(status)
             self._standby.killed.discard(pid)
             if pid == self._standby.pid:
                 self._standby.ended()
                 if -code not in STOPS:  # Ctrl-C reaches all processes, this one maybe last
                     log.warning("the standby has ended %s", cause_of(code))
-            for server in self._servers:
-                if pid == server.pid:
-                    self._ended(server, code)
+            if server is not None:
+                self._ended(server, code)
 
     def _ended(self, server: Server, code: int) -> None:
         """A server has ended, with this code or by the signal of this number, negated."""

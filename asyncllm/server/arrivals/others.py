@@ -35,10 +35,8 @@ SEEK: Final = "X-Asyncllm-Seek"
 _ASKED_WITH: Final = frozenset(
     ("host", "authorization", "x-api-key", "origin", "sec-fetch-site", "accept", "content-type")
 )
-#: Headers of an answer of all that are not this replica's to write.
-_PASSED_ON: Final = frozenset(
-    (b"content-type", b"cache-control", b"retry-after", b"retry-after-ms", b"x-should-retry")
-)
+#: Headers of an answer of all that each replica writes, and so this one.
+_OF_EACH: Final = frozenset((b"server", b"date", b"x-request-id", b"vary"))
 #: Headers that say how a request is sent, which changes.
 _OF_SENDING: Final = frozenset(
     ("content-length", "transfer-encoding", "content-encoding", "expect", "connection", "trailer")
@@ -182,5 +180,5 @@ def _request_bytes(request: web.Request, method: str, lines: Iterable[str]) -> b
 
 
 def _whole(answer: Answer) -> web.Response:
-    headers = [(n.decode().title(), v.decode()) for n, v in answer.headers if n in _PASSED_ON]
+    headers = [(n.decode().title(), v.decode()) for n, v in answer.headers if n not in _OF_EACH]
     return web.Response(status=answer.status, body=answer.body, headers=headers)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: Bytes of a client that are kept: longer requests are known by their length, if that is certain.
 MOST_KEPT: Final = 64 * 1024
-#: Of more lines, the end of a request is not looked for: these take 3 ms.
+#: Of more lines, the end of a request is not looked for: these take a millisecond.
 MOST_LINES: Final = 4096
 #: What a client that is promised a stream is told if the replica dies.
 LOST: Final = EngineDead("the replica that was answering has died")

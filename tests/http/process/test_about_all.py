@@ -158,6 +158,19 @@ def test_a_refused_reload_is_refused_in_any_writing(running: Configured) -> None
     assert running.reload()[0] == 200
 
 
+@pytest.mark.parametrize(("method", "path"), [("POST", "/admin/reload"), ("GET", "/live")])
+def test_headers_of_the_replicas_answers_are_there(
+    running: Configured, method: str, path: str
+) -> None:
+    with closing(running.connect()) as client:
+        client.request(method, path, headers={"Authorization": "Bearer wrong", "X-Request-Id": "a"})
+        answer = client.getresponse()
+        headers = answer.headers
+        assert (answer.status, json.load(answer)["error"]["code"]) == (401, "invalid_api_key")
+    found = [headers.get_all(name) for name in ("WWW-Authenticate", "X-Request-Id", "Server")]
+    assert found == [["Bearer"], ["a"], ["asyncllm"]]
+
+
 class Stream:
     """An answer that goes on until its request is ended."""
 
@@ -273,24 +286,26 @@ def test_a_response_is_continued_and_ended_where_it_is_in_any_writing(running: C
         assert running.ask("GET", f"/v1/responses/resp_{'0' * 30}{home}", "first")[0] == 404
 
 
-def test_health_does_not_wait_for_a_replica_that_is_stopped(running: Configured) -> None:
-    """Nor does what else probes ask."""
+def test_nothing_new_waits_for_a_replica_that_is_stopped(running: Configured) -> None:
     replicas = children(running.process.process.pid)
     with closing(running.connect()) as client:
         stopped = replicas[0]
         os.kill(stopped, signal.SIGSTOP)
-        longest, states = 0.0, set()
+        longest, states, paths = 0.0, set(), ["/health", "/ready"]
         while Path(f"/proc/{stopped}").exists():
-            for path in ("/health", "/ready"):
+            for path in paths:
                 began = time.monotonic()
-                client.request("GET", path)
+                client.request("GET", path, headers={"Authorization": "Bearer first"})
                 answer = client.getresponse()
-                body = json.load(answer)
+                data = answer.read()
                 longest = max(longest, time.monotonic() - began)
                 assert answer.status == 200
                 if path == "/health":
-                    states.add(body["replicas"][0]["status"])
-                    assert body["replicas"][0].get("age", 0) < 20
+                    state = json.loads(data)["replicas"][0]
+                    states.add(state["status"])
+                    assert state.get("age", 0) < 20
+            if state.get("age"):  # the front knows it by now
+                paths = ["/health", "/ready", "/version", "/l%6fad", "/load", "/metrics", "/live"]
             time.sleep(0.02)
     # Measured 55 ms; CI's machines do other things, too.
     assert longest < 1.0
@@ -308,6 +323,25 @@ def test_health_does_not_wait_for_a_replica_that_is_stopped(running: Configured)
     assert running.ask("POST", f"/live/{rows(running)['reborn']['id']}/abort", ADMIN)[0] == 200
     assert stream.is_aborted()
     stream.close()
+    assert admits(running, "late") == [True, True]
+    assert admits(running, "second") == [False, False]
+    running.write()
+    assert running.reload()[0] == 200
+
+
+def test_a_reload_reaches_a_replica_that_is_starting(running: Configured) -> None:
+    """It has begun with what was in force before, and files are wrong when it takes requests."""
+    parent = running.process.process.pid
+    victim, other = children(parent)
+    os.kill(victim, signal.SIGKILL)
+    until(lambda: len(set(children(parent)) - {victim}) == 2)
+    [starting] = set(children(parent)) - {victim, other}
+    os.kill(starting, signal.SIGSTOP)
+    running.write(keys="first\nlate\n")
+    assert running.reload()[0] == 200
+    running.write(keys="first\nsecond\n", extra="no-such-option: 1\n")
+    os.kill(starting, signal.SIGCONT)
+    until(lambda: running.ask("GET", "/ready")[1].get("replicas_ready") == 2)
     assert admits(running, "late") == [True, True]
     assert admits(running, "second") == [False, False]
     running.write()

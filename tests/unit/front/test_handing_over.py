@@ -25,6 +25,8 @@ from tests.support.server.files import only
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from asyncllm.front.answers import Answer
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="supervision needs Linux")
 
 
@@ -98,6 +100,38 @@ def test_when_all_replicas_are_busy_one_of_them_answers_late() -> None:
             assert number == 1
             assert door._replicas[0].accepts is False
             door.drop()
+    poller.close()
+
+
+def test_a_replica_that_comes_while_all_reload_is_asked_too() -> None:
+    poller, servers = Poller(), [Server(0), Server(1)]
+    door = front(poller)
+    told: list[Answer | None] = []
+    with channel() as (ours, there), channel() as (our_other, other):
+        for server, end in zip(servers, (ours, our_other), strict=True):
+            end.setblocking(False)
+            server.began(os.getpid(), end)
+            door.began(server)
+        servers[0].accepts = True
+        door._everyone.ask("reload", b"request", told.append)
+        door._everyone.ask("metrics", b"another", lambda answer: None)
+        servers[1].accepts = True
+        door.said(servers[1], ACCEPT, [])
+        assert other.recv(MESSAGE_BYTES) == ACCEPT
+        first, another = FrontChannel(there, bytes).handed_over()
+        another.connection.close()
+        [second] = FrontChannel(other, bytes).handed_over()
+        for _, connection, pieces in (first, second):
+            assert pieces == (b"", b"request")
+            poller.wait(0.0)
+            assert told == []
+            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            connection.close()
+        while not told:
+            poller.wait(1.0)
+        assert told[0] is not None
+        assert told[0].status == 200
+        door.drop()
     poller.close()
 
 

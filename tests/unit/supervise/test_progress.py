@@ -117,7 +117,7 @@ def test_a_server_owes_to_accept_connections(stood_by: bool) -> None:
         server.began(process.pid, socket.socket(), AT_ONCE if stood_by else None)
         count, _ = looks_until_lost(server.look)
         assert count == (AT_ONCE if stood_by else PATIENCE)
-        server.accepted()
+        server.accepted(None)
         assert not any(server.look() for _ in range(2 * PATIENCE))
         server.ended()
         assert server.look() is None
