@@ -43,7 +43,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     revision: Annotated[str | None, doc("branch, tag or commit of a hub model", "model")] = None
     tokenizer: Annotated[
-        str | None, doc("folder or hub id of another tokenizer than the model's own", "model")
+        str | None, doc("folder or hub id of a tokenizer, instead of the model's own", "model")
     ] = None
     chat_template: Annotated[
         str | None,
@@ -51,29 +51,29 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     tool_parser: Annotated[
         str,
-        doc("format of the model's tool calls; auto reads it off the chat template", "model"),
+        doc("format of the model's tool calls; auto finds it from the chat template", "model"),
     ] = "auto"
     reasoning_parser: Annotated[
         str,
-        doc("format of the model's reasoning; auto reads it off the chat template", "model"),
+        doc("format of the model's reasoning; auto finds it from the chat template", "model"),
     ] = "auto"
     default_chat_template_kwargs: Annotated[
         dict[str, Any] | None,
         doc(
             "variables of the chat template, such as '{\"enable_thinking\": false}'; those of a "
-            "request come first",
+            "request override them",
             "model",
         ),
     ] = None
     hf_overrides: Annotated[
         dict[str, Any] | None,
-        doc("values that take the place of those in the model's config.json", "model"),
+        doc("values that replace those in the model's config.json", "model"),
     ] = None
     quantization: Annotated[
         str | None,
         doc(
-            "how the weights are quantised (fp8, awq, gptq, mxfp4), to be sure: the checkpoint "
-            "says it, and another one is refused",
+            "how the weights are quantised: fp8, awq, gptq or mxfp4. Not needed, as the "
+            "checkpoint says it; if the checkpoint says something else, the model is refused",
             "model",
         ),
     ] = None
@@ -85,40 +85,40 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         str,
         doc(
             "where the model runs: cpu, cuda, cuda:1 (the second GPU) and so on; auto takes a GPU "
-            "if there is one, else the CPU; sim only simulates the time that steps take",
+            "if there is one, else the CPU; sim has no model and only simulates step times",
             "device",
         ),
     ] = "auto"
     tp: Annotated[
         Gpus,
         doc(
-            "GPUs that share the model and its KV cache (tensor parallelism), from that of "
-            "--device on",
+            "number of GPUs that share the model and its KV cache (tensor parallelism), beginning "
+            "with the one of --device",
             "device",
         ),
     ] = 1
     dp: Annotated[
         Gpus,
         doc(
-            "replicas of the model, each with GPUs and a KV cache of its own (data parallelism); "
-            "a request goes where its prefix is cached",
+            "replicas of the model, each with its own GPUs and KV cache (data parallelism); a "
+            "request goes to the replica that has its prefix cached",
             "device",
         ),
     ] = 1
     executor: Annotated[
         ExecutorName,
         doc(
-            "what runs the steps: a thread of the server, or a process of its own, which leaves "
-            "the server's Python to HTTP (Linux)",
+            "what runs the steps: a thread of the server, or a separate process, so that the "
+            "server's Python has only HTTP and scheduling to do (Linux)",
             "device",
         ),
     ] = "thread"
     sim_profile: Annotated[
         str,
         doc(
-            "step times of --device sim: h200-8b and h200-0.6b were measured with Qwen3; a FILE of "
-            "asyncllm replay --calibrate is for the model that is served; auto computes them from "
-            "its shape",
+            "step times of --device sim: h200-8b and h200-0.6b were measured with Qwen3; a FILE "
+            "of asyncllm replay --calibrate has those of the served model; auto computes them "
+            "from the model's shape",
             "for developers",
         ),
     ] = "auto"
@@ -162,8 +162,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Range(0, 3_600_000),
         doc(
-            "longest time between two tokens while prompts are processed, in milliseconds; never "
-            "less than twice a decode-only step; 0: no target, prompts fill whole steps",
+            "target for the time between two tokens while prompts are processed, in milliseconds; "
+            "at least that of two steps without prompts; 0: no target, prompts fill whole steps",
             "scheduling",
         ),
     ] = 27.0
@@ -193,8 +193,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     policy: Annotated[
         PolicyName,
         doc(
-            "who is served next: fair (equal shares for each tenant), aged (shortest prompt "
-            "first, nobody starves), fcfs (in order of arrival), longest (longest output first)",
+            "which request is next: fair (equal shares for each tenant), aged (shortest prompt "
+            "first, waits are bounded), fcfs (order of arrival), longest (longest output first)",
             "scheduling",
         ),
     ] = "fair"
@@ -213,15 +213,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_decode_steps: Annotated[
         Annotated[int, Range(1, 64)] | None,
         doc(
-            "most tokens of a sequence computed in one step while few run and none wait; 4 with "
-            "CUDA graphs, else 1 by default",
+            "most tokens that a step computes for a sequence while few requests run and none "
+            "wait; by default 4 with CUDA graphs, 1 without",
             "for developers",
         ),
     ] = None
     steps_in_flight: Annotated[
         int,
         Range(1, 2),
-        doc("2 plans a step while the one before still runs, 1 does not", "for developers"),
+        doc("2: plan a step while the one before still runs; 1: do not", "for developers"),
     ] = 2
     cpu_threads: Annotated[
         Threads | None, doc("threads of CPU kernels; PyTorch's choice by default", "device")
@@ -233,8 +233,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_events: Annotated[
         str | None,
         doc(
-            "publish what the prefix cache holds at this address, such as tcp://*:5557, for "
-            "routers; replays are at the next port; needs the extra 'kv-events'",
+            "publish at this address, such as tcp://*:5557, what the prefix cache has, for "
+            "routers; the next port answers requests for replays; needs the extra 'kv-events'",
             "memory",
             "ENDPOINT",
         ),

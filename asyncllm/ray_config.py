@@ -20,17 +20,25 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     ray: Annotated[
         bool,
-        doc("serve through Ray Serve, on the Ray that runs already or on one that ends with us"),
+        doc(
+            "serve through Ray Serve, on the Ray cluster that is already running, or else on one "
+            "that is started and ended with the command"
+        ),
     ] = False
-    replicas: Annotated[Count, doc("with --ray: servers of the model, each with its own GPUs")] = 1
+    replicas: Annotated[
+        Count, doc("with --ray: number of servers of the model, each with its own GPUs")
+    ] = 1
     max_replicas: Annotated[
         Count | None,
-        doc("with --ray: start replicas up to so many while requests wait, and end idle ones"),
+        doc("with --ray: start up to this many replicas while requests wait, and end idle ones"),
     ] = None
 
     machines: Annotated[
         Gpus,
-        doc("with --ray: machines that share each replica; each has an equal part of --tp's GPUs"),
+        doc(
+            "with --ray: number of machines that share a replica; each has an equal part of the "
+            "GPUs of --tp"
+        ),
     ] = 1
 
     def __post_init__(self) -> None:

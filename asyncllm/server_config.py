@@ -36,7 +36,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, Range(0, 65_535), doc("port to listen on; 0 picks a free one")] = 8000
     tls_cert: Annotated[
         str | None,
-        doc("PEM file with a certificate, and those that sign it: serve HTTPS", metavar="FILE"),
+        doc(
+            "serve HTTPS with the certificate in this PEM file, which also has those that sign it",
+            metavar="FILE",
+        ),
     ] = None
     tls_key: Annotated[
         str | None, doc("PEM file with the certificate's private key", metavar="FILE")
@@ -47,9 +50,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     standby: Annotated[
         bool | None,
         doc(
-            "keep a second process that has imported everything, and is the server when this one "
-            "dies: it starts some seconds sooner, for some of the host's memory; by default on a "
-            "GPU"
+            "keep a second process that has imported everything and becomes the server when this "
+            "one dies: the restart takes some seconds less, and needs some of the host's memory; "
+            "on by default on a GPU"
         ),
     ] = None
     served_model_name: Annotated[
@@ -63,23 +66,24 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     api_key_file: Annotated[
         str | None,
         doc(
-            "file with further API keys, one per line; limits of a key may follow it, as in "
-            "tokens-per-minute=9000 requests-per-minute=60",
+            "file with more API keys, one per line; a key may be followed by limits of its own, "
+            "such as tokens-per-minute=9000 requests-per-minute=60",
             metavar="FILE",
         ),
     ] = None
     admin_key: Annotated[
         str | None,
         doc(
-            "key for POST /admin/reload, which does not exist without one, and for the page's live "
-            "view of all keys' requests; no API key opens these"
+            "key for POST /admin/reload, and for the page's live view of the requests of all "
+            "keys; without it the route does not exist; API keys do not work for these"
         ),
     ] = None
     isolate_keys: Annotated[
         bool,
         doc(
-            "share cached prefixes only between requests with the same API key; else cached_tokens "
-            "and response times tell one key's clients whether another's sent a prompt"
+            "share cached prefixes only between requests with the same API key; otherwise the "
+            "clients of one key can tell from cached_tokens and response times whether those of "
+            "another key sent a prompt"
         ),
     ] = False
     cors_origin: Annotated[
@@ -89,14 +93,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     allowed_hosts: Annotated[
         tuple[str, ...],
         doc(
-            "name that clients may call a server without keys by, besides local names and "
+            "host name by which clients may reach a server without keys, besides local names and "
             "addresses; .example.org for all names below it, * for any; may be repeated",
             metavar="NAME",
         ),
     ] = ()
     page: Annotated[
         bool,
-        doc("show browsers a page at / to chat with the model, and to see what the server does"),
+        doc("show browsers a page at / to chat with the model and to see what the server does"),
     ] = True
     strict: Annotated[
         bool, doc("refuse requests with unknown fields, instead of ignoring the fields")
@@ -104,8 +108,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     pooling: Annotated[
         Pooling | None,
         doc(
-            "hidden state that becomes an embedding by default: the last token's, or the mean; "
-            "else as the model's 1_Pooling says, else the last token's"
+            "hidden state that embeddings are made of, if the request does not say it: the last "
+            "token's or the mean of all; by default what the model's 1_Pooling says, or else the "
+            "last token's"
         ),
     ] = None
     metrics_keyless: Annotated[
@@ -113,25 +118,36 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     metrics_compat: Annotated[
         MetricsCompat | None,
-        doc("also give metrics by the names that gateways know from another server"),
+        doc("also give metrics under the names of another server, which gateways know"),
     ] = None
-    log_level: Annotated[LogLevel, doc("least severe messages to log, on stderr", "logging")] = (
-        "info"
-    )
+    log_level: Annotated[
+        LogLevel, doc("the least severe messages that are logged on stderr", "logging")
+    ] = "info"
     log_format: Annotated[
         LogFormat, doc("lines for people, or one JSON object for each record", "logging")
     ] = "text"
     log_requests: Annotated[
         bool,
-        doc("log a line for each request: route, tenant, tokens, times; never its text", "logging"),
+        doc(
+            "log a line for each request, with its route, tenant, tokens and times, but never its "
+            "text",
+            "logging",
+        ),
     ] = False
     requests_per_minute: Annotated[
         Count | None,
-        doc("requests that each API key may send in a minute; without keys, all clients", "limits"),
+        doc(
+            "requests that each API key may send per minute, or without keys all clients together",
+            "limits",
+        ),
     ] = None
     tokens_per_minute: Annotated[
         Annotated[int, Range(1, 2**53)] | None,
-        doc("tokens of prompts and answers that each API key may use in a minute", "limits"),
+        doc(
+            "tokens of prompts and answers that each API key may use per minute, or without keys "
+            "all clients together",
+            "limits",
+        ),
     ] = None
     otlp_endpoint: Annotated[
         str | None,
@@ -148,8 +164,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_bodies_bytes: Annotated[
         Bytes,
         doc(
-            "most bytes of request bodies being read at once, over all connections; further ones "
-            "wait, and get 503 if that takes long",
+            "most bytes of request bodies that are being read at once, over all connections; "
+            "other bodies wait, and get 503 if that takes long",
             "limits",
         ),
     ] = 256 * 1024 * 1024
@@ -165,15 +181,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     stall_seconds: Annotated[
         Seconds | None,
         doc(
-            "end the process when a step, or the event loop, makes no progress for so long; 0 to "
-            "wait for ever; by default 30, and 300 for steps on a CPU",
+            "end the process when a step or the event loop makes no progress for this many "
+            "seconds; 0: wait forever; by default 30, and 300 for steps on a CPU",
             "limits",
         ),
     ] = None
     crash_dir: Annotated[
         str | None,
         doc(
-            "folder for a report when the engine stalls or dies: at most 8 files of 256 KiB, "
+            "folder for reports about an engine that stalled or died: at most 8 files of 256 KiB, "
             "without texts and keys",
             "logging",
             metavar="DIR",

@@ -57,7 +57,7 @@ def add_fleet(actions: Commands) -> None:
         type=positive(float),
         default=60.0,
         metavar="FLOAT",
-        help="for so long chats begin; all of them are served to their ends (default: 60)",
+        help="how long new chats begin; all of them are served to their end (default: 60)",
     )
     spans = {
         "turns": ("2-8", "turns of a chat"),
@@ -85,21 +85,21 @@ def add_fleet(actions: Commands) -> None:
         "--kill-every",
         type=positive(float),
         metavar="FLOAT",
-        help="seconds after which the next replica dies; none does by default",
+        help="a replica dies every so many seconds; by default none dies",
     )
     add(
         "--restart-seconds",
         type=positive(float),
         default=15.0,
         metavar="FLOAT",
-        help="until a dead replica serves again (default: 15)",
+        help="seconds until a dead replica serves again (default: 15)",
     )
     add(
         "--routing",
         type=list_of(str),
         default=list(ROUTINGS),
         metavar="LIST",
-        help="affinity is that of serve --dp; least work and random are for comparison "
+        help="affinity routes as serve --dp does; least work and random are for comparison "
         "(default: all three)",
     )
     add("--seed", type=int, default=0, metavar="INT", help="another number makes other chats")

@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     import argparse
 
 _HELP = {
-    "max_tokens": "most tokens to generate; by default 256, and in chats what fits the context",
+    "max_tokens": "most tokens to generate; by default 256, in chats as many as fit the context",
     "temperature": "randomness; 0 always takes the likeliest token",
     "top_p": "sample from the likeliest tokens that together have this probability; 1 is off",
     "top_k": "sample from this many of the likeliest tokens; 0 is off",
-    "min_p": "drop tokens less likely than this share of the likeliest; 0 is off",
-    "presence_penalty": "make tokens that were generated before less likely, -2 to 2; 0 is off",
-    "frequency_penalty": "the same, once for each time they were generated; 0 is off",
+    "min_p": "drop tokens whose probability is below this share of the likeliest token's; 0 is off",
+    "presence_penalty": "make tokens less likely that were already generated, -2 to 2; 0 is off",
+    "frequency_penalty": "as --presence-penalty, once for each time a token was used; 0 is off",
     "repetition_penalty": "above 1, make tokens of prompt and answer less likely; 1 is off",
     "stop": "text that ends the answer; may be repeated",
     "seed": "number that makes sampling repeatable",
-    "ignore_eos": "go on after the model's end-of-sequence tokens",
+    "ignore_eos": "do not stop at the model's end-of-sequence tokens",
 }
 
 

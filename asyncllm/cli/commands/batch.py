@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.description = (
-        "Answer a batch file, as OpenAI has them: chat completions, completions, embeddings and "
-        "responses, one request a line. A line that is wrong gets an error, and the others their "
-        "answers."
+        "Answer a batch file in OpenAI's format: chat completions, completions, embeddings and "
+        "responses, one request per line. A wrong line gets an error; the other lines are "
+        "answered."
     )
     add_model(parser)
     parser.add_argument("file", type=Path, metavar="IN.jsonl", help="the requests")
@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="go on where an earlier run stopped, and try again what failed",
+        help="continue an earlier run, and try again the requests that failed",
     )
     text = "name of the model in the requests, its own by default; may be repeated"
     add_option(parser, "served_model_name", tuple[str, ...], text)

@@ -64,16 +64,16 @@ def _add_offline(actions: Commands) -> None:
     parser = actions.add_parser(
         "offline",
         help="batches of prompts in this process",
-        description="Measure batches of prompts that are all there at the beginning. Each case "
-        "runs three times on fresh prompts, the better of the last two counts. On a CPU the "
-        "default is two small cases.",
+        description="Measure batches whose prompts all come at the beginning. Each case runs "
+        "three times on new prompts; the better of the last two runs counts. On a CPU "
+        "the default is two small cases.",
     )
     _add_common(parser, names)
     parser.add_argument(
         "--temperature",
         type=temperature,
         metavar="FLOAT",
-        help="of every case (default: 0.6 for offline256, 0 for the others)",
+        help="temperature of all cases (default: 0.6 for offline256, 0 for the others)",
     )
     add_config_options(parser, EngineConfig, defaults=BATCH_DEFAULTS)
     parser.set_defaults(run=run_offline, parser=parser)
@@ -84,8 +84,8 @@ def _add_serve(actions: Commands) -> None:
     parser = actions.add_parser(
         "serve",
         help="requests to a server, as its clients see it",
-        description="Measure a server with many clients: one that is started for it, with MODEL "
-        "and the engine's options, or the one at --url, whatever software it runs.",
+        description="Measure a server with many clients. With --url it is that server, of any "
+        "kind. Otherwise a server is started with MODEL and the engine's options.",
     )
     _add_common(parser, names)
     parser.add_argument("--url", help="a server that runs already; MODEL is then its name there")
@@ -95,14 +95,14 @@ def _add_serve(actions: Commands) -> None:
         type=list_of(positive(int)),
         metavar="LIST",
         default=[],
-        help="instead of the cases: so many clients at once, for each number in the list",
+        help="instead of the cases: numbers of clients at once; each is a case",
     )
     parser.add_argument(
         "--rates",
         type=list_of(positive(float)),
         metavar="LIST",
         default=[],
-        help="instead of the cases: so many requests per second, at random times",
+        help="instead of the cases: requests per second, at random times; each number is a case",
     )
     parser.add_argument(
         "--plot",
@@ -115,13 +115,14 @@ def _add_serve(actions: Commands) -> None:
         type=int,
         default=0,
         metavar="INT",
-        help="another number makes other prompts, for a server that may have cached these",
+        help="another number gives other prompts, for a server that may have these in its cache",
     )
     parser.add_argument(
         "--vocab-size",
         type=positive(int),
         metavar="INT",
-        help="ids in prompts stay below this (default: what the server says, else 10001)",
+        help="token ids in prompts are below this number (default: what the server says, "
+        "otherwise 10001)",
     )
     add_config_options(parser, EngineConfig)
     parser.set_defaults(run=run_serve, parser=parser)
@@ -142,16 +143,22 @@ def _add_common(parser: argparse.ArgumentParser, names: str) -> None:
         ".jsonl with prompt or messages, or a .txt; max_tokens and arrival (in seconds, for bench "
         "serve) may stand beside them; the model may end its answers early",
     )
-    parser.add_argument("--column", metavar="NAME", help="what the prompts are called in that file")
+    parser.add_argument(
+        "--column",
+        metavar="NAME",
+        help="name of the column or field that has the prompts in that file",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a file")
     parser.add_argument(
         "--compare",
         type=Path,
         metavar="FILE",
-        help="print the ratio to what --json wrote earlier, or to a table of other engines",
+        help="print ratios to an earlier run (a file of --json), or to a table of other engines",
     )
     parser.add_argument(
-        "--peer", metavar="ENGINE", help="compare with this one, not the best in each case"
+        "--peer",
+        metavar="ENGINE",
+        help="compare with this engine, not with the best one in each case",
     )
 
 

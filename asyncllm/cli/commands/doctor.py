@@ -48,10 +48,10 @@ _GROWING: Final = "Requests come faster than they are served: waiting has no end
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.description = (
-        "Say whether a model fits on given GPUs, how large the KV cache will be, and how fast "
-        "requests are answered. It needs no GPU and no weights, only the model's config.json. The "
-        "real scheduler serves the load on a simulated device. Without --gpu, on a machine without "
-        "a GPU, it says what fits on the CPU and about how fast it will be."
+        "Predict whether a model fits on given GPUs, how large its KV cache will be, and how fast "
+        "it answers. It needs no GPU and no weights, only the model's config.json. The real "
+        "scheduler serves the load on a simulated device. Without --gpu, on a machine without a "
+        "GPU, it says what fits on the CPU and about how fast that is."
     )
     parser.epilog = """\
 examples:
@@ -63,8 +63,8 @@ examples:
         "--gpu",
         type=list_of(str),
         metavar="LIST",
-        help="kinds of GPUs, such as h200, h100, a100-80, l40s, rtx4090; by default that of this "
-        "machine, or its CPU where there is none",
+        help="kinds of GPUs, such as h200, h100, a100-80, l40s, rtx4090; by default the GPU of "
+        "this machine, or its CPU if it has no GPU",
     )
     parser.add_argument(
         "--tp",
@@ -72,8 +72,8 @@ examples:
         type=list_of(positive(int)),
         default=[1],
         metavar="LIST",
-        help="GPUs that share the model, as of serve --tp; with several numbers, each is planned "
-        "(default: 1)",
+        help="number of GPUs that share the model, as in serve --tp; several numbers are planned "
+        "one by one (default: 1)",
     )
     parser.add_argument(
         "--dp",
@@ -81,23 +81,26 @@ examples:
         type=positive(int),
         default=1,
         metavar="INT",
-        help="replicas, each on as many GPUs (default: 1)",
+        help="number of replicas, each on that many GPUs (default: 1)",
     )
     parser.add_argument(
         "--load",
         type=_load,
         action="append",
         default=[],
-        help="requests to predict for: rate=10,input=2000,output=200 (requests a second, and "
-        "tokens of each) or concurrency=64,input=100-1024,output=200; with prefix=500, prompts "
-        "begin alike, and requests=300 says how many are simulated. Or the name of a case of bench "
-        "serve, such as c32, or a trace of serve --trace. May be repeated",
+        help="the load whose times are predicted: rate=10,input=2000,output=200 (requests per "
+        "second, tokens of each prompt and answer) or "
+        "concurrency=64,input=100-1024,output=200 (clients at once). With prefix=500 all "
+        "prompts begin with the same 500 tokens; requests=300 is how many are simulated. A "
+        "load may also be a case of bench serve, such as c32, or a trace of serve --trace. "
+        "May be repeated",
     )
     parser.add_argument(
         "--lengths",
         type=list_of(positive(int)),
         metavar="LIST",
-        help="tokens of sequences that are counted (default: 1024,4096,16384)",
+        help="lengths in tokens; for each, print how many sequences fit at once (default: "
+        "1024,4096,16384)",
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     add_options(parser, EngineConfig, OPTIONS, "as the model will be served")

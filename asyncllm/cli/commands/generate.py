@@ -45,8 +45,8 @@ examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.description = (
-        "Answer a file of prompts. Run it again after an interruption: it goes on where it "
-        "stopped, and tries the prompts again that failed."
+        "Answer a file of prompts. After an interruption, run the same command again: it "
+        "continues where it stopped, and tries failed prompts again."
     )
     parser.epilog = _EXAMPLES
     add_model(parser)
@@ -70,15 +70,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--field",
         dest="field",
         metavar="NAME",
-        help="where the prompt is in a .csv or .jsonl; by default 'prompt', in .jsonl also "
-        "'messages', in .csv also the only column",
+        help="name of the column or field that has the prompt; by default 'prompt', in .jsonl "
+        "also 'messages', in .csv also the only column",
     )
     parser.add_argument(
         "--chat",
         action="store_true",
         help="send each text as a user's message, through the model's chat template",
     )
-    parser.add_argument("--overwrite", action="store_true", help="forget what OUT.jsonl has")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="begin again and overwrite OUT.jsonl"
+    )
     add_sampling_options(parser)
     add_config_options(parser, EngineConfig, defaults=BATCH_DEFAULTS)
     parser.set_defaults(run=run, parser=parser)

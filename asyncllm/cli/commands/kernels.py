@@ -29,11 +29,12 @@ def configure(kernels: CommandParser) -> None:
     parser = actions.add_parser(
         "build",
         help="compile the kernels of a model",
-        description="Compile GPU kernels, which would otherwise be compiled when a model that "
-        "needs them is first served. For a MODEL these are our own, which Triton compiles for "
-        "the model's sizes, and FlashInfer's with --attention flashinfer; without a MODEL, they "
-        "are FlashInfer's alone. Needs no GPU, but gcc for the former and nvcc for the latter. "
-        "Serving then needs no compiler.",
+        description="Compile GPU kernels ahead of time. Otherwise they are compiled when a model "
+        "that needs them is first served. With a MODEL, these are our own kernels, "
+        "which Triton compiles for the model's sizes, and with --attention flashinfer "
+        "FlashInfer's as well. Without a MODEL, they are only FlashInfer's. It needs "
+        "no GPU, but gcc for our kernels and nvcc for FlashInfer's. Serving then "
+        "needs no compiler.",
     )
     parser.add_argument(
         "named",
@@ -75,17 +76,17 @@ def configure(kernels: CommandParser) -> None:
     parser.add_argument(
         "--window",
         action="store_true",
-        help="without a MODEL: also for layers with a sliding window",
+        help="without a MODEL: also compile for layers with a sliding window",
     )
     parser.add_argument(
         "--softcap",
         action="store_true",
-        help="without a MODEL: also for layers that cap their scores",
+        help="without a MODEL: also compile for layers that cap their scores",
     )
     parser.add_argument(
         "--force",
         action="store_true",
-        help="compile FlashInfer's again if they are there; needed for another --arch",
+        help="compile FlashInfer's kernels again even if they exist; needed for another --arch",
     )
     add_options(parser, EngineConfig, (*OPTIONS, "kernel_cache"), "as the model will be served")
     parser.set_defaults(run=run, parser=parser)

@@ -23,32 +23,34 @@ if TYPE_CHECKING:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.description = (
-        "Run the scheduler again on what serve --trace recorded, and check that it makes the same "
-        "plans."
+        "Run the scheduler again on a recording of serve --trace, and check that it makes the "
+        "same plans."
     )
-    parser.add_argument("files", metavar="TRACE", nargs="+", help="the trace; with --calibrate any")
+    parser.add_argument(
+        "files", metavar="TRACE", nargs="+", help="the trace; with --calibrate there may be several"
+    )
     parser.add_argument(
         "--what-if",
         action="append",
         default=[],
         type=_variant,
         metavar="KEY=VALUE",
-        help="simulate the same requests with something changed, and compare; several changes at "
-        "once are separated by commas, and the option may be repeated. Keys: " + ", ".join(KEYS),
+        help="simulate the same requests with other settings, and compare; separate several "
+        "changes by commas; may be repeated. Keys: " + ", ".join(KEYS),
     )
     parser.add_argument(
         "--calibrate",
         metavar="FILE",
-        help="write a profile of the simulated device, with the step times of all the traces, to "
-        "this file, and print how well it fits; --sim-profile takes the file",
+        help="write a profile of the simulated device to this file, made from the step times of "
+        "all traces, and print how well it fits; use it with --sim-profile",
     )
     parser.add_argument(
         "--measured",
         action="append",
         default=[],
         metavar="FILE",
-        help="with --calibrate: what asyncllm bench --json wrote while it was recorded; the times "
-        "of the event loop and of HTTP are read from it, and it is kept in the profile",
+        help="with --calibrate: the file that asyncllm bench --json wrote during the recording; "
+        "it has the times of the event loop and of HTTP, and is kept in the profile",
     )
     parser.set_defaults(run=run, parser=parser)
 
