@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from asyncllm.errors import AsyncLLMError
     from asyncllm.front.answers import Answer
     from asyncllm.front.client import Client
+    from asyncllm.supervise.hosts import Hosts
     from asyncllm.supervise.poller import Poller
     from asyncllm.supervise.server import Server
 
@@ -68,14 +69,17 @@ class Front:
         *,
         num_replicas: int,
         request_seconds: float,
+        hosts: Hosts | None,
     ):
         """
         Args:
             retry_seconds: when a client may try again while there is no replica.
             tls: not supported: None.
             request_seconds: a connection without a whole request head is closed after this.
+            hosts: by which replicas may be called; None if they answer to any.
         """
         self._poller = poller
+        self._hosts = hosts
         self._sockets = sockets
         self._replicas = [Replica() for _ in range(num_replicas)]
         self._router = Router(num_replicas)
@@ -190,13 +194,17 @@ class Front:
         among = among or able(self._replicas)
         if not among:
             self._refuse(client)
-        elif client.probe:
+        elif client.probe and self._is_called(client):
             self._asking.add(client)
             request = closing(bytes(client.data))
             self._everyone.ask(client.probe, request, partial(self._answer_probe, client))
         else:
             home = None if client.head is None else home_of(client.head.path, client.body)
             self._hand_over(client, [home] if home in among else among)
+
+    def _is_called(self, client: Client) -> bool:
+        """Whether no replica would refuse the host, of a probe."""
+        return self._hosts is None or client.head is None or client.head.host in self._hosts
 
     def _hand_over(self, client: Client, among: Collection[int]) -> None:
         """Give the request to one of these replicas."""

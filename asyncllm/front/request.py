@@ -57,6 +57,7 @@ class Head(NamedTuple):
         body_bytes: of the body; None if that is not known.
         has_prompt: the body is worth waiting for: it says which replica is best.
         probe: which of ``PROBES`` it asks for; empty if that, or what else it says, is not certain.
+        host: of a probe, as the Host header says it.
         version: of HTTP.
         is_last: of a probe, whether the connection ends with its answer.
     """
@@ -66,6 +67,7 @@ class Head(NamedTuple):
     body_bytes: int | None = None
     has_prompt: bool = False
     probe: str = ""
+    host: str = ""
     version: str = "HTTP/1.1"
     is_last: bool = True
 
@@ -95,8 +97,11 @@ def read_head(data: bytes) -> Head:
         is_known &= b"connection" not in named
     probe = PROBES.get(path, "") if is_known and method in (b"GET", b"HEAD") else ""
     is_last = version != b"HTTP/1.1" or connection == b"close"
+    host = named.get(b"host", b"").decode() if probe else ""
     return Head(
-        len(data), path, body_bytes, path in _PROMPTS, probe, version.decode(), is_last=is_last
+        *(len(data), path, body_bytes, path in _PROMPTS),
+        *(probe, host, version.decode()),
+        is_last=is_last,
     )
 
 

@@ -25,6 +25,7 @@ from asyncllm.server.shutdown import Shutdown
 from asyncllm.server.throughput_log import log_throughput
 from asyncllm.server.watchdog import WATCHDOG
 from asyncllm.startup.bytecode import compiled_each_time, why_not_kept
+from asyncllm.supervise.hosts import hosts_of
 from asyncllm.supervise.signals import DEAD, GRACE_SECONDS
 
 if TYPE_CHECKING:
@@ -104,8 +105,8 @@ async def serve(
     if arrivals is None:
         return 1
     service = app[SERVICE]
-    if not service.keys:
-        app.middlewares.append(guard((*config.allowed_hosts, config.host), config.cors_origin))
+    if (hosts := hosts_of(config)) is not None:
+        app.middlewares.append(guard(hosts, config.cors_origin))
     arrivals.prepare(
         app, lambda: not llm.healthy and not service.draining, lambda: _how(service, app[WATCHDOG])
     )

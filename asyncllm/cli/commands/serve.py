@@ -19,6 +19,7 @@ from asyncllm.ray_config import RayConfig
 from asyncllm.server.observe.log_format import configure_logging
 from asyncllm.server_config import ServerConfig
 from asyncllm.supervise.crowd import allow_all_files
+from asyncllm.supervise.hosts import hosts_of
 from asyncllm.supervise.listening import listen
 from asyncllm.supervise.standard_files import open_standard_files
 from asyncllm.supervise.supervisor import Supervisor
@@ -62,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         from asyncllm.front.front import Front
 
-        door = partial(Front, num_replicas=engine.dp, request_seconds=server.request_seconds)
+        seconds, hosts = server.request_seconds, hosts_of(server)
+        door = partial(Front, num_replicas=engine.dp, request_seconds=seconds, hosts=hosts)
         supervisor = Supervisor(
             sockets, server.drain_seconds, num_servers=engine.dp, make_door=door
         )

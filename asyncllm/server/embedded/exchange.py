@@ -13,7 +13,7 @@ from asyncllm.server.arrivals.routed import add_number
 from asyncllm.server.embedded.pipe import Pipe
 from asyncllm.server.http.browsers import guard
 from asyncllm.server.http.connection import connector
-from asyncllm.server.service import SERVICE
+from asyncllm.supervise.hosts import hosts_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Iterable
@@ -59,8 +59,8 @@ class InProcess:
             is_guarded: what browsers send is judged here, and not by a host application.
         """
         self._app = app = create_app(llm, config)
-        if is_guarded and not app[SERVICE].keys:
-            app.middlewares.append(guard(config.allowed_hosts, config.cors_origin))
+        if is_guarded and (hosts := hosts_of(config)) is not None:
+            app.middlewares.append(guard(hosts, config.cors_origin))
         if replica is not None:
             add_number(app, replica)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=CLOSE_SECONDS)

@@ -6,8 +6,6 @@ which do not know it. Without keys, three rules do, see ``guard``.
 
 from __future__ import annotations
 
-import re
-import socket
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import hdrs, web
@@ -15,6 +13,7 @@ from aiohttp import hdrs, web
 from asyncllm.server.http.errors import HttpError
 from asyncllm.server.http.route import BY_HANDLER
 from asyncllm.server.limits.headers import OPENAI_HEADERS
+from asyncllm.supervise.hosts import Hosts, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -29,12 +28,6 @@ _EXPOSED: Final = ", ".join(
         *OPENAI_HEADERS,
     )
 )
-#: A Host header: a name, or an IPv6 address in brackets, and perhaps a port.
-_HOST: Final = re.compile(r"(\[[0-9a-f:.]+(?:%[^\]\s]+)?\]|[a-z0-9._-]+)(?::[0-9]*)?", re.I)
-#: The last part of an IPv4 address; browsers take no name that ends like this for anything else.
-_NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
-#: Endings of names that are resolved on this machine or in the local network alone.
-_LOCAL: Final = frozenset(("localhost", "local", "internal"))
 _DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
 #: Seconds for which browsers keep the answer to a preflight; Chromium's own limit.
 _MAX_AGE: Final = "7200"
@@ -77,7 +70,7 @@ async def answer_preflights(request: web.Request, handler: Handler) -> web.Strea
     return web.Response(status=204, headers=headers)
 
 
-def guard(hosts: Collection[str], origins: Collection[str]) -> Middleware:
+def guard(hosts: Hosts, origins: Collection[str]) -> Middleware:
     """A middleware for a server without keys, which any web page could use otherwise.
 
     A page whose own name leads to this server (DNS rebinding) is recognised by the name. Another
@@ -87,19 +80,14 @@ def guard(hosts: Collection[str], origins: Collection[str]) -> Middleware:
     Programs that are no browsers send none of the headers that this is about.
 
     Args:
-        hosts: names that the server has, besides local ones and addresses; ".example.org" stands
-            for that and all names below it, "*" for any.
+        hosts: names that the server has.
         origins: of pages that may use it; "*" stands for any.
     """
-    names = (*hosts, socket.gethostname())
-    known = frozenset(
-        name if name == "*" else name.lower().removeprefix("*").removesuffix(".") for name in names
-    )
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         for host in request.headers.getall(hdrs.HOST, ()):
-            _check_host(host, known)
+            _check_host(host, hosts)
         if request.method not in (hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS):
             _check_origin(request, origins)
             _check_type(request)
@@ -108,23 +96,14 @@ def guard(hosts: Collection[str], origins: Collection[str]) -> Middleware:
     return check
 
 
-def _check_host(host: str, known: Collection[str]) -> None:
+def _check_host(host: str, known: Hosts) -> None:
     """
     Raises:
         HttpError: a stranger may own this name.
     """
-    if not host or "*" in known:
+    if host in known:
         return
-    found = _HOST.fullmatch(host)
-    name = found[1].lower().removesuffix(".") if found else ""
-    labels = name.split(".")
-    # Nobody can own a name without a dot; and addresses are not looked up.
-    is_local = name.startswith("[") or len(labels) == 1 or labels[-1] in _LOCAL
-    if name and (is_local or _NUMBER.fullmatch(labels[-1]) or name in known):
-        return
-    endings = (f".{'.'.join(labels[i:])}" for i in range(len(labels)))
-    if name and any(ending in known for ending in endings):
-        return
+    name = name_of(host)
     advice = f": if it is one of its names, start it with --allowed-hosts {name}" if name else ""
     raise HttpError(
         f"this server needs no API key, so it does not answer to the host {host!r}{advice}",

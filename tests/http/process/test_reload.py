@@ -115,7 +115,7 @@ def test_names_and_keys_are_swapped_and_streams_go_on(server: Configured) -> Non
     ("fields", "words"),
     [
         ({"extra": "no-such-option: 1\n"}, "unknown key 'no-such-option'"),
-        ({"extra": "request-seconds: -1\n"}, "request-seconds must be positive"),
+        ({"extra": "request-seconds: -1\n"}, "request-seconds must be above 0"),
         ({"extra": "log-level: [\n"}, "serve.yaml"),
         ({"keys": "\n"}, "has no API key in it"),
         ({"keys": "first bananas=3\n"}, "line 1 of "),

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from asyncllm.front.front import Front
 from asyncllm.server_config import ServerConfig
 from asyncllm.supervise.door import SingleDoor
+from asyncllm.supervise.hosts import hosts_of
 from asyncllm.supervise.listening import listen
 from asyncllm.supervise.supervisor import Supervisor
 
@@ -47,7 +48,8 @@ def main(port: str, drain_seconds: str, options: str, supervised: str = "") -> i
         assert sockets is not None
         door: MakesDoor = SingleDoor
         if replicas > 1:
-            door = partial(Front, num_replicas=replicas, request_seconds=config.request_seconds)
+            seconds, hosts = config.request_seconds, hosts_of(config)
+            door = partial(Front, num_replicas=replicas, request_seconds=seconds, hosts=hosts)
         supervisor = Supervisor(
             sockets, config.drain_seconds, config.tls, num_servers=replicas, make_door=door
         )

@@ -24,6 +24,7 @@ from asyncllm.server.app import create_app
 from asyncllm.server.http.browsers import guard
 from asyncllm.server.http.listener import Listener
 from asyncllm.server_config import ServerConfig
+from asyncllm.supervise.hosts import hosts_of
 from asyncllm.supervise.listening import bind
 from tests.support.server.fake_llm import FakeLLM
 
@@ -154,7 +155,8 @@ def serving(
         await llm.start()
         app = create_app(llm, server_config)
         if is_guarded:  # as ``asyncllm serve`` without keys
-            hosts = (*server_config.allowed_hosts, server_config.host)
+            hosts = hosts_of(server_config)
+            assert hosts is not None
             app.middlewares.append(guard(hosts, server_config.cors_origin))
         if prefix:
             host = web.Application()

@@ -17,6 +17,7 @@ from asyncllm.front.replica import Parcel, Replica
 from asyncllm.supervise.child import ACCEPT, MESSAGE_BYTES
 from asyncllm.supervise.door import SingleDoor
 from asyncllm.supervise.front_channel import INLINE_BYTES, MOVED, FrontChannel, numbered
+from asyncllm.supervise.hosts import Hosts
 from asyncllm.supervise.poller import Poller
 from asyncllm.supervise.server import Server
 from asyncllm.supervise.supervisor import Supervisor
@@ -51,7 +52,8 @@ def test_a_server_that_dies_while_it_waits_for_a_word(num_servers: int) -> None:
 
 
 def front(poller: Poller) -> Front:
-    return Front(poller, (), lambda: 0.0, None, num_replicas=2, request_seconds=5.0)
+    hosts = Hosts(("llm.example.org",))
+    return Front(poller, (), lambda: 0.0, None, num_replicas=2, request_seconds=5.0, hosts=hosts)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +134,29 @@ def test_a_replica_that_comes_while_all_reload_is_asked_too() -> None:
         assert told[0] is not None
         assert told[0].status == 200
         door.drop()
+    poller.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "is_asked"), [("llm.example.org:80", True), ("evil.example.org", False)]
+)
+def test_a_probe_by_a_strangers_name_is_a_replicas_to_refuse(host: str, is_asked: bool) -> None:
+    """The front would answer for a replica that is late, and admit it."""
+    poller, server = Poller(), Server(0)
+    door = front(poller)
+    with channel() as (ours, there):
+        server.began(os.getpid(), ours)
+        door.began(server)
+        server.accepts = server.is_ready = True
+        connection, client = socket.socketpair()
+        connection.setblocking(False)
+        with client:
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: %b\r\n\r\n" % host.encode())
+            door._reader._read(Client(connection, 1, Room(1000)))
+            [(number, taken, _)] = FrontChannel(there, bytes).handed_over()
+            taken.close()
+            assert number == (0 if is_asked else 1)
+            door.drop()
     poller.close()
 
 
