@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from asyncllm.errors import AsyncLLMError
     from asyncllm.front.answers import Answer
     from asyncllm.front.client import Client
-    from asyncllm.supervise.hosts import Hosts
+    from asyncllm.front.hosts import Hosts
     from asyncllm.supervise.poller import Poller
     from asyncllm.supervise.server import Server
 

@@ -14,12 +14,12 @@ from asyncllm.cli.options import add_config_options, add_model, config_from_args
 from asyncllm.cli.parser import UsageError
 from asyncllm.config import EngineConfig
 from asyncllm.errors import BadRequest, ModelError
+from asyncllm.front.hosts import hosts_of
 from asyncllm.option_names import name_options
 from asyncllm.ray_config import RayConfig
 from asyncllm.server.observe.log_format import configure_logging
 from asyncllm.server_config import ServerConfig
 from asyncllm.supervise.crowd import allow_all_files
-from asyncllm.supervise.hosts import hosts_of
 from asyncllm.supervise.listening import listen
 from asyncllm.supervise.standard_files import open_standard_files
 from asyncllm.supervise.supervisor import Supervisor

@@ -12,12 +12,12 @@ import pytest
 
 from asyncllm.front.client import Client, Room
 from asyncllm.front.front import Front
+from asyncllm.front.hosts import Hosts
 from asyncllm.front.reader import HEAD_SECONDS
 from asyncllm.front.replica import Parcel, Replica
 from asyncllm.supervise.child import ACCEPT, MESSAGE_BYTES
 from asyncllm.supervise.door import SingleDoor
 from asyncllm.supervise.front_channel import INLINE_BYTES, MOVED, FrontChannel, numbered
-from asyncllm.supervise.hosts import Hosts
 from asyncllm.supervise.poller import Poller
 from asyncllm.supervise.server import Server
 from asyncllm.supervise.supervisor import Supervisor
