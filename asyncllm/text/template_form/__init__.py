@@ -13,4 +13,4 @@ from asyncllm.text.template_form.form import fallbacks as fallbacks
 from asyncllm.text.template_form.lost import is_lost as is_lost
 from asyncllm.text.template_form.messages import Message as Message
 from asyncllm.text.template_form.messages import checked as checked
-from asyncllm.text.template_form.probes import find_form as find_form
+from asyncllm.text.template_form.search import find_form as find_form

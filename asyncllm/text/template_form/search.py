@@ -1,0 +1,251 @@
+"""Finds the form that a template takes, by rendering small conversations when a model is loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from msgspec.structs import replace
+
+from asyncllm.text.template_form.calls import ID_FORMS
+from asyncllm.text.template_form.form import Form
+from asyncllm.text.template_form.messages import Message, calls_of, checked, text_of
+from asyncllm.text.template_form.probes import (
+    CALL_PROBES,
+    CALLS,
+    IDS,
+    MORE,
+    NEXT,
+    PROBES,
+    R1,
+    R2,
+    TOOLS,
+    A,
+    Probe,
+    Q,
+    call,
+    system,
+)
+from asyncllm.text.template_form.tools import Tool
+from asyncllm.text.template_form.turns import SYSTEM
+
+#: Renders messages and tools; None if the template fails on them.
+Render: TypeAlias = Callable[[list[Message], list[Tool] | None], str | None]
+
+_WORD: Final = re.compile("probe[a-z]+")
+
+
+class Found(NamedTuple):
+    """
+    Attributes:
+        cannot: what the template cannot do and what is done instead, as clauses of a sentence.
+    """
+
+    form: Form
+    cannot: tuple[str, ...]
+
+
+def find_form(render: Render, *, keep_developer: bool) -> Found:
+    """The gentlest form with which a template takes what clients send.
+
+    Args:
+        keep_developer: whether the template speaks of the role "developer".
+    """
+    form = Form(keep_developer=keep_developer)
+    search = _Search(render)
+    form = replace(form, content=search.content(form))
+    form = replace(form, empty_tools=not search.takes(form, Probe([Q], ())))
+    if not search.takes_a_turn(form):
+        return Found(form, ("a single turn of a user (it fails)",))
+    form = search.improve(form, PROBES)
+    form = search.with_calls(form)
+    if form.calls != "text":
+        form = search.improve(form, CALL_PROBES)
+    form = search.improve(form, PROBES)  # a later change may have undone an earlier one
+    form = search.with_thoughts(form)
+    clauses = _clauses(form)
+    if form.calls != "text" and not search.prints_calls:
+        clauses.append("calls (they are left out; their results are not)")
+    if not search.only_grows(form):
+        clauses.append("longer conversations without changes (the cache helps up to the change)")
+    return Found(form, tuple(clauses))
+
+
+class _Search:
+    """
+    Attributes:
+        prints_calls: whether the template prints calls, as far as is known yet.
+    """
+
+    def __init__(self, render: Render):
+        self._render = render
+        self._tools: Sequence[Tool] | None = None
+        self.prints_calls = False
+        self._taken: list[tuple[Probe, Sequence[Tool] | None]] = []
+
+    def content(self, form: Form) -> str:
+        """Whether texts are printed from a list, from a string, or from both."""
+        parts = [{"type": "text", "text": "Probeone asks."}]
+        listed = self._text(replace(form, content="either"), [{"role": "user", "content": parts}])
+        if listed is None or "Probeone" not in listed or "'type'" in listed:
+            return "text"  # some print the list as Python does
+        return "either" if self.takes(form, Probe([Q], ())) else "parts"
+
+    def takes_a_turn(self, form: Form) -> bool:
+        """Whether the template renders one turn of a user; some do so with tools alone."""
+        if self.takes(form, Probe([Q], ())):
+            return True
+        self._tools = TOOLS
+        return self.takes(form, Probe([Q], ()))
+
+    def improve(self, form: Form, probes: Sequence[Probe]) -> Form:
+        """The form with the changes that the probes need; none may undo what another needed."""
+        for probe in probes:
+            if not self.takes(form, probe):
+                changed = (replace(form, **change) for change in probe.changes)
+                fitting = (new for new in changed if self.takes(new, probe) and self._keeps(new))
+                if (new := next(fitting, None)) is None:
+                    continue
+                form = new
+            self._taken.append((probe, self._tools))
+        return form
+
+    def _keeps(self, form: Form) -> bool:
+        """Whether the template still takes all that it took."""
+        return all(self.takes(form, probe, tools) for probe, tools in self._taken)
+
+    def with_calls(self, form: Form) -> Form:
+        """The form of calls and their results.
+
+        Most templates take any; DeepSeek's older ones want arguments as text and None as content.
+        Some print no calls, but results: that is left as it is.
+        """
+        forms = [
+            replace(form, ids=ids, arguments=arguments, no_content=no_content)
+            for ids in (None, *ID_FORMS)
+            for arguments, no_content in product(
+                ("object", "text"), ({}, {"content": ""}, {"content": None})
+            )
+        ]
+        for self._tools in (TOOLS, None):
+            for self.prints_calls, results in ((True, "tool"), (True, "user"), (False, "tool")):
+                for new in (replace(each, results=results) for each in forms):
+                    if self.takes(new, Probe([Q, CALLS, R1, MORE, R2], ())):
+                        return self._with_raw(new)
+            if self.takes(form, Probe([Q], ())):
+                break  # it takes the tools
+        self.prints_calls = False
+        return replace(form, no_content={"content": ""}, calls="text")
+
+    def with_thoughts(self, form: Form) -> Form:
+        """The form in which a program's reminder does not make the template drop reasoning.
+
+        Many templates print the reasoning of the answers that follow the last question.
+        """
+        asked = [Q, {**CALLS, "reasoning_content": "Probethought"}, R1]
+        reminded = [*asked, {"role": "user", "content": "<system-reminder>Probesix"}]
+        folded = replace(form, user_after_result="reminders")
+        shown = "Probethought" in (self._text(form, asked, self._tools) or "")
+        kept = "Probethought" in (self._text(form, reminded, self._tools) or "")
+        if form.user_after_result != "kept" or not shown or kept or not self._keeps(folded):
+            return form
+        return folded
+
+    def only_grows(self, form: Form) -> bool:
+        """Whether a prompt begins as that of the shorter conversation, up to what was said last.
+
+        Some templates print the system message or the tools beside the last question, or print
+        answers otherwise once a question follows.
+        """
+        for begun in ([system("Probeseven"), Q], [Q, CALLS, R1]):
+            texts = [self._text(form, m, self._tools) for m in (begun, [*begun, A, NEXT])]
+            if None not in texts:
+                first, second = map(str, texts)
+                if not second.startswith(first[: first.rfind(text_of(begun[-1]))]):
+                    return False
+        return True
+
+    def _with_raw(self, form: Form) -> Form:
+        """Also for arguments that are not JSON."""
+        broken = call("probefind", "", IDS[0])
+        broken["function"]["arguments"] = "{probealpha"
+        probe = Probe([Q, {**CALLS, "tool_calls": [broken]}, R1], ())
+        for new in (form, replace(form, raw_arguments="object")):
+            text = self._text(new, probe.messages, self._tools)
+            if text is not None and (not self.prints_calls or "probealpha" in text):
+                return new
+        return form
+
+    def takes(self, form: Form, probe: Probe, tools: Sequence[Tool] | None = None) -> bool:
+        """Whether the template renders a conversation with all of its words."""
+        text = self._text(form, probe.messages, probe.tools or tools or self._tools)
+        if text is None:
+            return False
+        if (self.prints_calls or form.calls == "text") and not _has_calls(probe.messages, text):
+            return False
+        return _has_texts(probe.messages, text)
+
+    def _text(
+        self, form: Form, messages: Sequence[Message], tools: Sequence[Tool] | None = None
+    ) -> str | None:
+        return self._render(*form.apply(checked(messages), tools))
+
+
+def _has_calls(messages: Sequence[Message], text: str) -> bool:
+    functions = [call["function"] for message in messages for call in calls_of(message)]
+    words = [word for f in functions for word in (f["name"], *_WORD.findall(f["arguments"]))]
+    return all(word in text for word in words) and "{'key'" not in text  # not as Python prints it
+
+
+def _has_texts(messages: Sequence[Message], text: str) -> bool:
+    """Whether all texts are there.
+
+    A system message after the first turn stands behind what came before it: otherwise a prompt
+    would change where it is cached.
+    """
+    last, has_begun = -1, False
+    for message in messages:
+        if content := message.get("content"):
+            is_system = message["role"] in SYSTEM
+            found = text.find(content, last + 1 if is_system and has_begun else 0)
+            if found < 0:
+                return False
+            has_begun |= not is_system
+            last = found
+    return True
+
+
+#: Values of a form's fields that somebody should hear of.
+_CLAUSES: Final[Mapping[tuple[str, Any], str]] = {
+    ("content", "parts"): "text outside of parts (it becomes one)",
+    ("raw_arguments", "object"): "arguments that are no JSON object (they become its only value)",
+    ("system", "first"): "system messages after the first (they join it, or the next user turn)",
+    ("system", "user"): "system messages (they join the next user turn)",
+    ("calls", "single"): "several calls in a message (they follow one another)",
+    ("calls", "text"): "calls and results (they are written as text)",
+    ("results", "user"): "results (a user tells them)",
+    ("text_with_calls", "apart"): "text beside calls (it becomes a message before them)",
+    ("text_with_calls", "in_result"): "text beside calls (it begins the result)",
+    ("reasoning", "without_text"): "reasoning beside text and calls (it is left out)",
+    ("user_after_result", "in_result"): "a user's text after a result (it ends the result)",
+    ("user_after_result", "bridged"): "a user's text after a result (an empty answer precedes it)",
+    ("user_after_result", "reminders"): "reminders beside reasoning (they end the result)",
+    ("orphans", "user"): "results without a call (they become a user's text)",
+    ("unanswered", "filled"): "calls without a result (they get an empty one)",
+    ("join_users", True): "two user turns in a row (they are joined)",
+    ("join_answers", True): "two answers in a row (they are joined)",
+    ("tools_as_text", True): "tools (they are described in the first message)",
+}
+
+
+def _clauses(form: Form) -> list[str]:
+    said = [clause for (name, value), clause in _CLAUSES.items() if getattr(form, name) == value]
+    if form.fill != "nothing":
+        said.append("tools without their optional fields (they are filled in)")
+    if form.ids is not None:
+        said.append("any id of a call (calls and their results get others)")
+    if form.user_first is not None:
+        said.append("a conversation that no user begins (an empty turn begins it)")
+    return said
