@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from asyncllm.ray.request import Request
 
 _ASKS: Final = {(one.method, one.path): one.asks for one in (*ROUTES, RELOAD) if one.asks}
-_NAMED: Final = re.compile(r"/v1/requests/.+/(?:trace|abort)")
+_NAMED: Final = re.compile(r"/v1/requests/(.+)/(?:trace|abort)")
 #: How long all of them may take; after that, one is asked.
 ASK_SECONDS: Final = 5.0
 
@@ -35,17 +35,23 @@ def joined(method: str, path: str) -> Callable[[Answers], Answer | None] | None:
     known = _ASKS.get(("GET" if method == "HEAD" else method, path))
     if known == "metrics":
         return _metrics
-    if known is None and not (method in ("GET", "POST") and _NAMED.fullmatch(path)):
+    if known is None and not name_in(path):
         return None
-    merge = first if known is None else MERGES[known]
+    merge = MERGES[known or "seek"]
     return lambda answers: merge(list(answers.values()))
 
 
+def name_in(path: str) -> str:
+    """Of the request that it is about; empty if it names none."""
+    found = _NAMED.fullmatch(path)
+    return "" if found is None else found[1]
+
+
 async def ask_all(replicas: DeploymentHandle[Replica], request: Request) -> Answers | None:
-    """None if they take too long.
+    """None if they take too long, and one can answer as well.
 
     Raises:
-        NotReady: there is none.
+        NotReady: there is none, or those that there are take too long.
     """
     try:
         asked = replicas.broadcast("whole_answer", request)
@@ -54,6 +60,8 @@ async def ask_all(replicas: DeploymentHandle[Replica], request: Request) -> Answ
     except DeploymentUnavailableError:
         raise NotReady("no replica is ready") from None
     except TimeoutError:
+        if request.path == RELOAD.path or name_in(request.path):
+            raise NotReady("a replica does not answer; try again") from None
         return None
     return dict(
         (f"failed {i}", None) if isinstance(one, Exception) else one for i, one in enumerate(found)

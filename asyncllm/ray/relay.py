@@ -6,14 +6,16 @@ import asyncio
 import logging
 from base64 import b64decode
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 import msgspec
 from ray.exceptions import RayActorError
 
 from asyncllm.errors import AsyncLLMError, EngineDead
-from asyncllm.ray.everyone import ask_all, joined
+from asyncllm.ray.everyone import ask_all, joined, name_in
 from asyncllm.ray.request import Request
 from asyncllm.server.app import ROOTS
+from asyncllm.server.arrivals.others import SEEK
 from asyncllm.server.arrivals.routed import LAST_WORDS_HEADER, LOST
 from asyncllm.server.embedded.asgi import OF_THE_SERVER, target_of
 from asyncllm.server.http.errors import HttpError, error_response
@@ -39,8 +41,8 @@ _ATTEMPTS: Final = 2
 _LAST_WORDS: Final = LAST_WORDS_HEADER.lower().encode()
 #: Of an answer. Ray Serve adds the request's id itself.
 _NOT_PASSED_ON: Final = OF_THE_SERVER | {b"x-request-id", _LAST_WORDS}
-#: Of a request; the body is passed on as a whole.
-_OF_THE_BODY: Final = (b"content-length", b"transfer-encoding")
+#: Of a request: its body is passed on as a whole, and only the front seeks.
+_NOT_SENT_ON: Final = (b"content-length", b"transfer-encoding", SEEK.lower().encode())
 
 
 class Relay:
@@ -76,6 +78,9 @@ class Relay:
                 return
             request = _request(scope, path, body)
             answer = await self._ask_all(scope["method"], path, request)
+            if answer is not None and answer.status == 200 and name_in(path):
+                home = answer.json()["replica"]
+                request, answer = msgspec.structs.replace(request, home=home), None
             if answer is None:
                 await self._relay(request, send)
             else:
@@ -113,6 +118,9 @@ class Relay:
             return None
         if method == "HEAD":  # the proxy leaves the body out
             request = msgspec.structs.replace(request, method=b"GET")
+        if name := name_in(path):
+            sought = (SEEK.lower().encode(), quote(name).encode())
+            request = msgspec.structs.replace(request, headers=[*request.headers, sought])
         answers = await ask_all(self._replicas, request)
         return None if answers is None else join(answers)
 
@@ -158,7 +166,7 @@ class Relay:
 
 def _request(scope: Message, path: str, body: bytes) -> Request:
     headers = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
-    kept = [header for header in headers if header[0].lower() not in _OF_THE_BODY]
+    kept = [header for header in headers if header[0].lower() not in _NOT_SENT_ON]
     if body:
         kept.append((b"content-length", b"%d" % len(body)))
     peer = scope.get("client")

@@ -17,6 +17,7 @@ class Request(msgspec.Struct, frozen=True):
         target: path and query, as in a request line.
         path: as the client means it, without the query.
         peer: the client's host and port, as far as they are known.
+        home: the number of the replica that has what it names, if one has.
     """
 
     method: bytes
@@ -25,3 +26,4 @@ class Request(msgspec.Struct, frozen=True):
     headers: list[tuple[bytes, bytes]]
     body: bytes
     peer: tuple[str, int] | None
+    home: int | None = None

@@ -59,7 +59,9 @@ class PrefixRouter(RequestRouter):
             if len(among) > 1:
                 among.pop(self._number(refused.replica), None)
         request: Request = pending_request.args[0]
-        home = home_of(request.path, request.body)
+        home = request.home
+        if home is None:
+            home = home_of(request.path, request.body)
         if home is not None:  # where the response is that is continued
             there = [
                 r.replica_id for r in candidate_replicas if r.replica_metadata.get(NUMBER) == home

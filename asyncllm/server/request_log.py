@@ -16,7 +16,7 @@ class Served:
     """One HTTP request, running or ended.
 
     Attributes:
-        came: when it was logged, by ``time.monotonic``.
+        came: when it was logged, by ``time.time``, which several machines agree on.
         engine_ids: of its sequences, in the order of its choices; a beam search has none.
         tenant: whose it is.
         names: its X-Request-Id, and the id of its answer if that has one; empty until it is logged.
@@ -51,7 +51,7 @@ class RequestLog:
 
     def add(self, tenant: str, names: Sequence[str], served: Served) -> None:
         """Remember a request whose sequences were submitted."""
-        served.came = time.monotonic()
+        served.came = time.time()
         served.tenant, served.names = tenant, tuple(name for name in names if name)
         self._by_name.update(dict.fromkeys(_keys(served), served))
         self._by_engine_id.update(dict.fromkeys(served.engine_ids, served))

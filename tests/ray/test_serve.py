@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.server.serving import ServerProcess
 
 MODEL = "asyncllm-demo"
+KEY = {"Authorization": "Bearer secret"}
 SUM: Any = [{"role": "user", "content": "What is 27 + 45?"}]
 #: What two busy cores may take to start another replica.
 SECONDS = 60
@@ -145,6 +146,37 @@ def test_a_request_ends_when_its_client_leaves(
     end = time.monotonic() + SECONDS
     while get(server, "/load").json()["server_load"]:
         assert time.monotonic() < end, "the request still runs"
+
+
+def test_a_name_that_was_used_twice_is_the_latest_requests(
+    server: ServerProcess, client: openai.OpenAI
+) -> None:
+    """On another replica than the first one, which goes on."""
+    streams = []
+    for i in range(2):
+        stream = client.completions.create(
+            model=MODEL,
+            prompt=f"Twice {i}",
+            stream=True,
+            max_tokens=2000,
+            extra_body={"ignore_eos": True},
+            extra_headers={"X-Request-Id": "a/b+c"},
+        )
+        next(iter(stream))
+        streams.append(stream)
+    rows = get(server, "/live").json()["running"]
+    assert {row["replica"] for row in rows} == {0, 1}
+    first = [max(rows, key=lambda row: row["age_ms"])["replica"]]
+    url = f"{server.url}/v1/requests/a%2Fb+c/abort"
+    answers = [requests.post(url, headers=KEY, timeout=10) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 404]
+    assert [chunk.choices[0].finish_reason for chunk in streams[1]][-1] == "abort"
+    end = time.monotonic() + SECONDS
+    while [row["replica"] for row in get(server, "/live").json()["running"]] != first:
+        assert time.monotonic() < end, "the first one does not go on"
+        time.sleep(0.1)
+    assert get(server, "/v1/requests/a%2Fb+c/trace").status_code == 200
+    streams[0].close()
 
 
 def test_a_replica_dies_under_load_and_comes_back(

@@ -54,11 +54,7 @@ async def consult(request: web.Request, handler: Handler) -> web.StreamResponse:
     if routed is None or route is None:
         return await handler(request)
     if routed.is_question:
-        if route.came is None or SEEK not in request.headers:
-            return await handler(request)
-        _told_elsewhere()
-        came = route.came(request, unquote(request.headers[SEEK]))
-        return json_response({"replica": request.app[REPLICA], "came": came})
+        return await tell(request, handler)
     if route.asks:
         answer = await _ask(routed, request, route.asks)
         _told_elsewhere()
@@ -73,6 +69,17 @@ async def consult(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     except SentHome:
         return web.Response()  # this process has no connection any more
+
+
+@web.middleware
+async def tell(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The innermost middleware of a replica that no client asks itself: answers ``SEEK``."""
+    route = request.app[BY_HANDLER].get(request.match_info.handler)
+    if route is None or route.came is None or SEEK not in request.headers:
+        return await handler(request)
+    _told_elsewhere()
+    came = route.came(request, unquote(request.headers[SEEK]))
+    return json_response({"replica": request.app[REPLICA], "came": came})
 
 
 def send_home(request: web.Request, home: int | None, body: bytes | bytearray = b"") -> None:

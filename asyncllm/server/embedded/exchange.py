@@ -10,6 +10,7 @@ from aiohttp import web
 
 from asyncllm.front.hosts import hosts_of
 from asyncllm.server.app import create_app
+from asyncllm.server.arrivals.others import tell
 from asyncllm.server.arrivals.routed import add_number
 from asyncllm.server.embedded.pipe import Pipe
 from asyncllm.server.http.browsers import guard
@@ -63,6 +64,7 @@ class InProcess:
             app.middlewares.append(guard(hosts, config.cors_origin))
         if replica is not None:
             add_number(app, replica)
+            app.middlewares.append(tell)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=CLOSE_SECONDS)
         self._request_seconds = config.request_seconds
         self._starting = asyncio.Lock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from typing import Any
@@ -179,6 +180,29 @@ async def test_all_are_asked_what_concerns_all() -> None:
     assert sent.body.startswith(b'{"server_load":3,')
     assert sent.headers[b"vary"] == b"Origin"
     assert [request.method for request in handle.requests] == [b"GET"]
+
+
+@pytest.mark.parametrize(
+    ("came", "home"), [((1.0, None), 0), ((1.0, 2.0), 1), ((3.0, 2.0), 0), ((None, None), None)]
+)
+async def test_a_name_is_the_latest_requests_of_all(came: Any, home: int | None) -> None:
+    answers = [
+        (name, Answer(200, (), json.dumps({"replica": i, "came": at}).encode()))
+        for i, (name, at) in enumerate(zip(("abc", "xyz"), came, strict=True))
+    ]
+    handle = Handle([OK, b"done"], of_all=answers)
+    sent = await ask(handle, "/v1/requests/a/b c%/abort")
+    assert (sent.status, sent.body) == (200, b"done")
+    asked, sent_on = handle.requests
+    assert (b"x-asyncllm-seek", b"a/b%20c%25") in asked.headers
+    assert (sent_on.home, sent_on.method, sent_on.path) == (home, b"POST", asked.path)
+    assert b"x-asyncllm-seek" not in dict(sent_on.headers)
+
+
+@pytest.mark.parametrize("of_all", [[("abc", Answer(401, (), b"no"))], TimeoutError()])
+async def test_a_name_that_cannot_be_sought_is_an_error(of_all: Any) -> None:
+    sent = await ask(Handle(of_all=of_all), "/v1/requests/a/trace", "GET", (b"",))
+    assert sent.status == (503 if isinstance(of_all, Exception) else 401)
 
 
 async def test_one_that_fails_says_nothing() -> None:

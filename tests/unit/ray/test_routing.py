@@ -70,6 +70,9 @@ async def test_a_response_is_asked_for_where_it_is(router: PrefixRouter) -> None
         request.args = [Request(b"GET", path.encode(), path, [], b"", None)]
         assert await choose(router, request) == name
         router._choices.clear()
+    request.args = [Request(b"GET", b"/x", "/x", [], b"", None, home=1)]
+    assert await choose(router, request) == NAMES[1]
+    router._choices.clear()
     path = f"/v1/responses/resp_{'0' * 30}ff"  # nobody has it: anyone says so
     request.args = [Request(b"GET", path.encode(), path, [], b"", None)]
     assert await choose(router, request) in NAMES
