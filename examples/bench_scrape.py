@@ -17,7 +17,7 @@ import time
 from asyncllm import AsyncLLM, SamplingParams
 from asyncllm.event_loop import new_event_loop
 from asyncllm.server.app import create_app
-from asyncllm.server.http.connection import Listener
+from asyncllm.server.http.listener import Listener
 from asyncllm.server.metrics.scrape import PAGE
 from asyncllm.server_config import ServerConfig
 from asyncllm.supervise.listening import bind

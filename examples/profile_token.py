@@ -30,7 +30,7 @@ from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.event_loop import new_event_loop
 from asyncllm.executor.thread_executor import ThreadExecutor
 from asyncllm.server.app import create_app
-from asyncllm.server.http.connection import Listener
+from asyncllm.server.http.listener import Listener
 from asyncllm.server_config import ServerConfig
 from asyncllm.supervise.listening import bind
 from asyncllm.wire.channel import FLUSH, Channel

@@ -63,7 +63,7 @@ def test_a_wrong_method_is_told_the_right_ones(server: Server) -> None:
         (
             {"messages": [{"role": "user", "content": "a"}, {"role": "bot", "content": "b"}]},
             "messages[1].role",
-            "assistant, developer, system, tool, user",
+            "assistant, developer, function, system, tool, user",
         ),
         (
             {"response_format": {"type": "json"}},
