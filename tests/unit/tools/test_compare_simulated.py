@@ -61,8 +61,9 @@ def test_small_offline_cases_run_at_the_measured_speed(profile: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("profile", PROFILES)
 def test_all_offline_cases_run_at_the_measured_speed(profile: str) -> None:
-    compared = compare(measured_rows(profile), offline_rows(profile, cases.OFFLINE))
-    assert len(compared) == 2 * len(cases.OFFLINE)
+    recorded = [case for case in cases.OFFLINE if case.name != "bs64"]  # is newer than profiles
+    compared = compare(measured_rows(profile), offline_rows(profile, recorded))
+    assert len(compared) == 2 * len(recorded)
     assert not worst(compared, *MISSED[profile])
 
 
