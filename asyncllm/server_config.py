@@ -169,6 +169,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             "limits",
         ),
     ] = 256 * 1024 * 1024
+    max_unsent_bytes: Annotated[
+        Bytes,
+        doc(
+            "most bytes of answers kept for clients that read slowly, over all connections; with "
+            "more, the slowest clients are cut off",
+            "limits",
+        ),
+    ] = 64 * 1024 * 1024
     request_seconds: Annotated[
         float,
         Range(0, 30 * 86_400, is_open=True),

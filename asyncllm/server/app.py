@@ -119,7 +119,7 @@ def create_app(
     app[ACCEPT_WAITS] = Waits()
     app[CROWD] = Crowd()
     app[NUMBERS] = Numbers()
-    app[CUTS] = Cuts()
+    app[CUTS] = Cuts(config.max_unsent_bytes)
     app[REFUSALS] = Refusals()
     app[UNANSWERED] = Unanswered()
     app[WRITE_TIMES] = WriteTimes()

@@ -18,6 +18,7 @@ from asyncllm.server.arrivals.ways import arrivals_of
 from asyncllm.server.garbage import collect_when_quiet
 from asyncllm.server.http.answer import encode
 from asyncllm.server.http.browsers import guard
+from asyncllm.server.http.cuts import CUTS
 from asyncllm.server.http.listener import Listener
 from asyncllm.server.native.health import health_of
 from asyncllm.server.reload import RELOADER, InForce, reload_when_told
@@ -171,7 +172,8 @@ async def _serve_until(
     )
     stopped = asyncio.ensure_future(llm.stopped())
     reporting = asyncio.ensure_future(log_throughput(llm.stats))
-    collecting = asyncio.ensure_future(collect_when_quiet(lambda: len(service.live)))
+    freed = app[CUTS].take_freed
+    collecting = asyncio.ensure_future(collect_when_quiet(lambda: len(service.live), freed))
     await _first_of(stopped, shutdown.stop)
     reporting.cancel()
     collecting.cancel()

@@ -45,8 +45,11 @@ class _Pieces(Payload):
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         view = memoryview(self._value)
-        for start in range(0, len(view), PIECE_BYTES):
-            await writer.write(view[start : start + PIECE_BYTES])
+        try:
+            for start in range(0, len(view), PIECE_BYTES):
+                await writer.write(view[start : start + PIECE_BYTES])
+        finally:
+            self._value = b""  # an idle connection keeps its last answer
 
 
 def json_body(

@@ -159,8 +159,8 @@ class Connection(web.RequestHandler):
             resp.force_close()  # there is no next request
         # Streams watch their clients themselves; other answers only have to be written.
         watch = None
-        if (resp.content_length or 0) > MERGE_BYTES and self.transport is not None:
-            watch = CutIfSlow(self._loop, self.transport, self._watchers.cuts)
+        if (length := resp.content_length or 0) > MERGE_BYTES and request.transport is not None:
+            watch = CutIfSlow(request, length, self._watchers.cuts)
         try:
             finished = await super().finish_response(request, resp, start_time)
         finally:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import array
+import asyncio
 import fcntl
 import logging
+import math
 import termios
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal, Protocol
 
 from aiohttp import web
 
 from asyncllm.server.http.middleware import request_id
-
-if TYPE_CHECKING:
-    import asyncio
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +27,20 @@ GIVE_UP_SECONDS: Final = 60.0
 BEHIND_SECONDS: Final = 600.0
 #: How often a client with a large answer is looked at.
 WATCH_SECONDS: Final = 0.5
+#: How often, at most, room is made.
+LOOK_SECONDS: Final = 0.1
+#: Bytes kept for all clients that are behind. With more, the slowest are cut off: those that have
+#: been behind for PATIENT_SECONDS, and need at least LONG_SECONDS more at their pace.
+MOST_KEPT: Final = 64 * 1024 * 1024
+PATIENT_SECONDS: Final = 1.0
+LONG_SECONDS: Final = 5.0
 
-Cause = Literal["stalled", "behind"]
+Cause = Literal["stalled", "behind", "room"]
 
 _TEXTS: Final[dict[Cause, str]] = {
     "stalled": "its client has stopped reading",
     "behind": "its client reads too slowly",
+    "room": "too much is kept for clients that read slowly, and it is one of the slowest",
 }
 
 
@@ -41,7 +48,7 @@ class Patience:
     """How long a client that reads slowly is waited for."""
 
     def __init__(self, now: float):
-        self._taken = 0
+        self._taken = self._taken_then = 0
         self._taken_at = self._caught_up_at = now
 
     def cause(self, taken: int, left: int, now: float) -> Cause | None:
@@ -55,17 +62,73 @@ class Patience:
         if taken != self._taken or not left:
             self._taken, self._taken_at = taken, now
         if left <= MERGE_BYTES:
-            self._caught_up_at = now
+            self._caught_up_at, self._taken_then = now, taken
         if now - self._taken_at > GIVE_UP_SECONDS:
             return "stalled"
         return "behind" if now - self._caught_up_at > BEHIND_SECONDS else None
 
+    def seconds_left(self, left: int, now: float) -> float:
+        """How long the client needs for what is left at its pace since it fell behind.
+
+        0 if it has not been behind for long.
+        """
+        behind = now - self._caught_up_at
+        taken = self._taken - self._taken_then
+        if behind < PATIENT_SECONDS:
+            return 0.0
+        return left * behind / taken if taken > 0 else math.inf
+
+
+class SlowClient(Protocol):
+    """A client that has not taken all of its answer yet."""
+
+    def seconds_left(self, now: float) -> float:
+        """See ``Patience``."""
+
+    def give_up(self, cause: Cause) -> None:
+        """Cut it off; nothing is kept for it any more."""
+
 
 class Cuts:
-    """Breaks connections off, and counts them by cause."""
+    """Breaks connections off, counts them by cause, and bounds what is kept for slow clients.
 
-    def __init__(self) -> None:
+    Attributes:
+        kept: bytes kept for clients that are behind.
+    """
+
+    def __init__(self, most_kept: int = MOST_KEPT) -> None:
         self.counts: Counter[str] = Counter(dict.fromkeys(_TEXTS, 0))
+        self.kept = 0
+        self._freed = 0
+        self._most_kept = most_kept
+        self._slow: dict[SlowClient, int] = {}
+        self._looked_at = -math.inf
+
+    def keep(self, client: SlowClient, num_bytes: int, now: float) -> None:
+        """So many bytes are kept for a client from now on; 0 when it has caught up, or ended."""
+        before = self._slow.pop(client, 0)
+        self.kept += num_bytes - before
+        self._freed += max(0, before - num_bytes)
+        if num_bytes:
+            self._slow[client] = num_bytes
+        if self.kept > self._most_kept and now - self._looked_at >= LOOK_SECONDS:
+            self._looked_at = now
+            self._make_room(now)
+
+    def take_freed(self) -> int:
+        """How many bytes are no longer kept since the last call."""
+        freed, self._freed = self._freed, 0
+        return freed
+
+    def _make_room(self, now: float) -> None:
+        """Cut off the slowest, as many as it takes; one client alone may have whatever it gets."""
+        left = {client: client.seconds_left(now) for client in self._slow}
+        slowest = sorted(self._slow, key=lambda client: (left[client], self._slow[client]))
+        while self.kept > self._most_kept and len(slowest) > 1:
+            client = slowest.pop()
+            if left[client] < LONG_SECONDS:
+                break
+            client.give_up("room")
 
     def cut(self, transport: asyncio.Transport, cause: Cause, name: str) -> None:
         """Break a connection off; ``name`` is the id of its request."""
@@ -99,25 +162,41 @@ def _queued(transport: asyncio.Transport, which: int) -> int:
 
 
 class CutIfSlow:
-    """Cuts the client off if it takes its answer too slowly."""
+    """Cuts the client off if it takes its answer, which is whole, too slowly."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, cuts: Cuts):
-        self._loop = loop
-        self._transport = transport
+    def __init__(self, request: web.BaseRequest, length: int, cuts: Cuts):
+        """``length``: of the answer's body, which is kept until all of it is taken."""
+        assert request.transport is not None
+        self._loop = asyncio.get_running_loop()
+        self._transport = request.transport
+        self._writer = request.writer
+        self._length = length
         self._cuts = cuts
-        self._patience = Patience(loop.time())
+        self._patience = Patience(self._loop.time())
+        self._timer: asyncio.TimerHandle | None = None
         self._look()
 
-    def _look(self) -> None:
-        left = unsent(self._transport)
-        cause = self._patience.cause(-left, left, self._loop.time())
-        if cause is not None:
-            self._cuts.cut(self._transport, cause, request_id.get("-"))
-            return
-        self._timer = self._loop.call_later(WATCH_SECONDS, self._look)
+    def seconds_left(self, now: float) -> float:
+        return self._patience.seconds_left(self._left, now)
+
+    def give_up(self, cause: Cause) -> None:
+        self.stop()
+        self._cuts.cut(self._transport, cause, request_id.get("-"))
 
     def stop(self) -> None:
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._cuts.keep(self, 0, self._loop.time())
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        taken = self._writer.output_size - unsent(self._transport)
+        self._left = max(0, self._length - taken)
+        if (cause := self._patience.cause(taken, self._left, now)) is not None:
+            self.give_up(cause)
+            return
+        self._timer = self._loop.call_later(WATCH_SECONDS, self._look)
+        self._cuts.keep(self, self._length, now)
 
 
 CUTS: Final = web.AppKey("asyncllm_cuts", Cuts)

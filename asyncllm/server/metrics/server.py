@@ -102,6 +102,11 @@ METRICS: Final[tuple[Metric[Measured], ...]] = (
         "Connections closed while idle, or refused, near the limit of open files.",
         lambda m: m.crowd.counts,
     ),
+    gauge(
+        "unsent_bytes",
+        "Bytes of answers kept for clients that read slowly.",
+        lambda m: m.cuts.kept,
+    ),
     counters(
         "slow_readers_cut",
         "cause",

@@ -35,6 +35,8 @@ HEADERS = {
 }
 
 
+#: Of a client that is behind, deltas of so many bytes are made frames at once.
+PACK_BYTES: Final = 64 * 1024
 #: Bytes between two events that clients skip.
 _HARMLESS: Final = {EVENT_STREAM: b":\n\n", "application/x-ndjson": b" "}
 
@@ -73,6 +75,10 @@ class EventStream(ClientDelivery):
         #: Deltas that are not written yet, their size, and that of all so far.
         self._pending: dict[int, TokenDelta] = {}
         self._pending_size = self._total_size = 0
+        #: Frames made for a client that is behind: bytes take less memory, and give it back.
+        self._packed: list[bytes] = []
+        self._packed_size = 0
+        self._is_kept = False
         #: Set when the task is to have something made in a thread, or at the end.
         self._woken = asyncio.Event()
         self._in_thread = False
@@ -109,6 +115,14 @@ class EventStream(ClientDelivery):
         self._open = True  # the headers went out with it
         look_closer(self._request)
         self._flush()
+        try:
+            await self._finish()
+        finally:
+            self._keep(0)
+        return response
+
+    async def _finish(self) -> None:
+        """Have a thread do what takes long, until the answer has ended and is written."""
         while True:
             await self._woken.wait()
             if self._ended.done():
@@ -121,14 +135,17 @@ class EventStream(ClientDelivery):
                 raise error
             if self._transport.is_closing():
                 raise ConnectionResetError("client disconnected") from error
-            self._write(self._frames(*self._take_pending()) + self._reply.failure(error))
+            rest = self._frames(*self._take_pending()) + self._reply.failure(error)
+            self._write(b"".join((*self._packed, rest)))
         # Not in aiohttp's write_eof, which would wait for a stalled client forever.
         await self._request.writer.drain()
-        return response
 
     def end(self, error: Exception | None = None) -> None:
         super().end(error)
         self._woken.set()
+
+    def seconds_left(self, now: float) -> float:
+        return self._patience.seconds_left(self._num_kept(), now)
 
     def probe(self) -> bool:
         if not self._open or self._ended.done() or not self._harmless:
@@ -139,12 +156,13 @@ class EventStream(ClientDelivery):
     def look(self, now: float) -> None:
         if self._client_is_gone():
             return
-        if self._pending:
+        if self._pending or self._packed:
             self._flush()
         unsent = self._transport.get_write_buffer_size()
+        self._keep(self._num_kept() if unsent > MERGE_BYTES else 0)
         cause = self._patience.cause(self._written - unsent, unsent, now)
         if cause is not None:
-            self._give_up(cause)
+            self.give_up(cause)
 
     def _flush(self) -> None:
         """Write the pending deltas, unless the client has too much unread."""
@@ -158,10 +176,27 @@ class EventStream(ClientDelivery):
         last = not self._unfinished
         unsent = transport.get_write_buffer_size()
         behind = unsent > MERGE_BYTES
-        if self._in_thread or (behind and not last):
-            if behind and unsent + self._pending_size > GIVE_UP_BYTES:
-                self._give_up("behind")
-            return
+        if behind and unsent + self._packed_size + self._pending_size > GIVE_UP_BYTES:
+            self.give_up("behind")
+        elif behind and not last:
+            self._hold_back()
+        elif not self._in_thread:
+            self._catch_up(last)
+
+    def _hold_back(self) -> None:
+        """The client has enough to read: more is kept until it has caught up."""
+        if self._pending_size > PACK_BYTES and not self._in_thread:
+            try:
+                packed = self._frames(*self._take_pending())
+            except Exception as error:
+                self._fail(error)
+                return
+            self._packed.append(packed)
+            self._packed_size += len(packed)
+        self._keep(self._num_kept())
+
+    def _catch_up(self, last: bool) -> None:
+        """Write all that was kept, and what is new."""
         much = self._pending_size + DELTA_BYTES * len(self._pending) > MUCH
         if much or (last and self._total_size > MUCH):  # some replies repeat all at the end
             self._in_thread = True
@@ -187,7 +222,7 @@ class EventStream(ClientDelivery):
             self._send(payload, last=last)
             self._flush()  # what came meanwhile
         elif not self._transport.is_closing():
-            self._write(payload)  # before the error
+            self._packed.append(payload)  # before the error
 
     def _take_pending(self) -> tuple[dict[int, TokenDelta], bool]:
         """What is to be written, and whether it is the last."""
@@ -201,8 +236,11 @@ class EventStream(ClientDelivery):
         return frames[0] if len(frames) == 1 else b"".join(frames)
 
     def _send(self, payload: bytes, *, last: bool) -> None:
+        if self._packed:
+            payload = b"".join((*self._packed, payload))
+            self._packed, self._packed_size = [], 0
         if self._transport.get_write_buffer_size() + len(payload) > GIVE_UP_BYTES:
-            self._give_up("behind")
+            self.give_up("behind")
             return
         if payload:
             self._write(payload)
@@ -225,7 +263,18 @@ class EventStream(ClientDelivery):
         self._written += len(payload)
         self._transport.write(payload)
 
-    def _give_up(self, cause: Cause) -> None:
+    def _num_kept(self) -> int:
+        unsent = self._transport.get_write_buffer_size()
+        return unsent + self._packed_size + self._pending_size
+
+    def _keep(self, num_bytes: int) -> None:
+        if num_bytes or self._is_kept:
+            self._is_kept = num_bytes > 0
+            self._cuts.keep(self, num_bytes, asyncio.get_running_loop().time())
+
+    def give_up(self, cause: Cause) -> None:
+        """Cut the client off."""
         self.end(ConnectionResetError("client reads too slowly"))
+        self._keep(0)
         if not self._transport.is_closing():
             self._cuts.cut(self._transport, cause, self._name)

@@ -142,7 +142,7 @@ async def test_the_log_names_the_request_that_is_cut(caplog: pytest.LogCaptureFi
     [record] = caplog.records
     assert record.message.startswith("request mine cut off")
     assert record.message.endswith(f"{cuts.GIVE_UP_BYTES} bytes unsent")
-    assert request.app[CUTS].counts == {"stalled": 0, "behind": 1}
+    assert request.app[CUTS].counts == {"stalled": 0, "behind": 1, "room": 0}
 
 
 async def test_logprobs_count_as_bytes_behind(opened: Opened) -> None:

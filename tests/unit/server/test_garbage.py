@@ -9,7 +9,14 @@ import weakref
 import pytest
 
 from asyncllm import AsyncLLM
-from asyncllm.server.garbage import FEW_REQUESTS, MOST, WORTHWHILE, collect_when_quiet
+from asyncllm.server import garbage
+from asyncllm.server.garbage import (
+    FEW_REQUESTS,
+    MOST,
+    WORTH_GIVING_BACK,
+    WORTHWHILE,
+    collect_when_quiet,
+)
 from asyncllm.server.run import serve
 from asyncllm.server.shutdown import Shutdown
 from asyncllm.server_config import ServerConfig
@@ -35,7 +42,7 @@ def old_garbage() -> weakref.ref[Cycle]:
 @pytest.mark.parametrize("num_requests", [FEW_REQUESTS, FEW_REQUESTS + 1])
 async def test_garbage_is_collected_when_few_requests_run(num_requests: int) -> None:
     before = gc.get_threshold()
-    collecting = asyncio.create_task(collect_when_quiet(lambda: num_requests, 0.01))
+    collecting = asyncio.create_task(collect_when_quiet(lambda: num_requests, interval=0.01))
     await asyncio.sleep(0)
     assert gc.get_threshold() == (*before[:2], MOST)
     assert gc.get_freeze_count() > 0
@@ -51,7 +58,7 @@ async def test_garbage_is_collected_when_few_requests_run(num_requests: int) -> 
 async def test_collections_that_loading_turned_off_are_on_again() -> None:
     gc.disable()
     try:
-        collecting = asyncio.create_task(collect_when_quiet(lambda: 0, 0.01))
+        collecting = asyncio.create_task(collect_when_quiet(lambda: 0, interval=0.01))
         await asyncio.sleep(0)
         assert gc.isenabled()
         collecting.cancel()
@@ -62,7 +69,7 @@ async def test_collections_that_loading_turned_off_are_on_again() -> None:
 
 async def test_nothing_is_collected_for_little() -> None:
     full = gc.get_stats()[2]["collections"]
-    collecting = asyncio.create_task(collect_when_quiet(lambda: 0, 0.001))
+    collecting = asyncio.create_task(collect_when_quiet(lambda: 0, interval=0.001))
     await asyncio.sleep(0.05)
     collecting.cancel()
     await asyncio.wait([collecting])
@@ -105,3 +112,29 @@ async def test_loading_collects_where_collections_are_on(
     async with AsyncLLM(device="sim", sim_profile="h200-0.6b"):
         assert full == [True] * enabled
         assert gc.get_freeze_count() > 0
+
+
+@pytest.mark.parametrize("num_requests", [FEW_REQUESTS, FEW_REQUESTS + 1])
+async def test_memory_of_large_answers_is_given_back(
+    monkeypatch: pytest.MonkeyPatch, num_requests: int
+) -> None:
+    """When they were large enough together, and few requests would wait for it."""
+    given_back = []
+    monkeypatch.setattr(garbage, "give_memory_back", lambda: given_back.append(len(looks)))
+    looks: list[int] = []
+
+    def freed() -> int:
+        looks.append(1)
+        return WORTH_GIVING_BACK // 2
+
+    task = asyncio.create_task(collect_when_quiet(lambda: num_requests, freed, 0.001))
+    async with asyncio.timeout(10):
+        while len(looks) < 8:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    task.cancel()
+    await asyncio.wait([task])
+    assert given_back[:3] == ([2, 4, 6] if num_requests <= FEW_REQUESTS else [])
+
+
+def test_giving_memory_back_takes_any_c_library() -> None:
+    garbage.give_memory_back()
