@@ -27,7 +27,7 @@ $(PIP) --editable '.$(1)'
 @touch $@
 endef
 
-.PHONY: serve check test tests test-gpu sizes lint style types browser test-floors clean
+.PHONY: serve check test tests test-gpu sizes lint style types programs test-floors clean
 
 serve: $(VENV)/.serve-$(EXTRAS)
 	$(VENV)/bin/asyncllm serve $(MODEL) --port $(PORT)
@@ -35,9 +35,9 @@ serve: $(VENV)/.serve-$(EXTRAS)
 check: lint
 	$(PYTEST) -m "not slow" tests/unit tests/test_smoke.py
 
-# The browser is installed beside the test environment, and mypy, of one thread, runs beside the tests.
+# Programs are installed beside the test environment, and mypy, of one thread, runs beside the tests.
 test:
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target style browser
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target style programs
 	@$(MAKE) --no-print-directory --jobs 2 types tests
 	@$(MAKE) --no-print-directory sizes
 
@@ -64,13 +64,17 @@ types: $(VENV)/.serve-test
 	$(VENV)/bin/mypy asyncllm tests
 	$(VENV)/bin/mypy examples
 
-# The tests of the page want a Chromium. Root on Debian gets one; where there is none, they are skipped.
-browser:
-	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { \
-		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "Installing chromium for the tests of the page." && \
+# The tests of the page want a Chromium, and one of the dashboard a Prometheus. Root on Debian gets
+# them; where there is none, those tests are skipped.
+programs:
+	@missing=; \
+	command -v chromium >/dev/null || command -v google-chrome >/dev/null || missing=chromium; \
+	command -v prometheus >/dev/null || missing="$$missing prometheus"; \
+	[ -z "$$missing" ] || { \
+		[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "Installing for the tests: $$missing" && \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
-		apt-get install -qq --yes --no-install-recommends chromium >/dev/null 2>&1; \
-	} || echo "There is no Chromium: the tests of the page will be skipped."
+		apt-get install -qq --yes --no-install-recommends $$missing >/dev/null 2>&1; \
+	} || echo "Missing: $$missing. Their tests will be skipped."
 
 # PyTorch alone stays at the version of constraints.txt: uv keeps what is installed already.
 test-floors: $(VENV)/bin/python

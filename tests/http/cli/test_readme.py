@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -52,6 +53,8 @@ NOT_RUN = {
     "asyncllm serve Qwen/Qwen3-0.6B --device cuda": "needs a GPU",
     "ASYNCLLM_PRETEND_CAPABILITY=8.0 asyncllm serve": "needs a GPU",
 }
+if shutil.which("prometheus") is None:
+    NOT_RUN["python -m tools.check_dashboard"] = "needs Prometheus"
 #: Languages of blocks that nobody pastes: drawings and formulas, and other programs' files.
 NOT_CODE = {"text", "nginx"}
 SHELLS = {"", "bash", "console", "sh", "shell"}
