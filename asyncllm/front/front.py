@@ -171,10 +171,12 @@ class Front:
 
     # -- choosing a replica ----------------------------------------------------------------------
 
-    def _refuse(self, client: Client, why: AsyncLLMError = STARTING) -> None:
-        """No replica answers: say so, and close the connection."""
+    def _refuse(
+        self, client: Client, why: AsyncLLMError = STARTING, *, at_once: bool = False
+    ) -> None:
+        """No replica answers: say so, and close the connection; see ``Outage.refuse``."""
         client.drop()
-        self._outage.refuse(client.socket, why)
+        self._outage.refuse(client.socket, why, at_once=at_once)
 
     def _finish(self, client: Client, last: bytes) -> None:
         """Write this, and close the connection."""
@@ -188,7 +190,7 @@ class Front:
             besides: a replica that must not get it.
         """
         if (crowded := self._reader.refusal(client)) is not None:
-            self._refuse(client, crowded)
+            self._refuse(client, crowded, at_once=client.head is None)
             return
         among = [i for i, replica in enumerate(self._replicas) if replica.is_ready and i != besides]
         among = among or able(self._replicas)

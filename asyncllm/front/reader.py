@@ -162,7 +162,8 @@ class Reader:
             client.close()
             return
         client.add(data)
-        if not data or client.is_enough():
+        is_refused = client.head is not None and client.use is Use.PROBING and not client.probe
+        if not data or client.is_enough() or is_refused:
             self._leave(client)
             self._place(client)
         else:

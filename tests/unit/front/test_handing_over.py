@@ -16,6 +16,7 @@ from asyncllm.front.hosts import Hosts
 from asyncllm.front.reader import HEAD_SECONDS
 from asyncllm.front.replica import Parcel, Replica
 from asyncllm.supervise.child import ACCEPT, MESSAGE_BYTES
+from asyncllm.supervise.crowd import Use
 from asyncllm.supervise.door import SingleDoor
 from asyncllm.supervise.front_channel import INLINE_BYTES, MOVED, FrontChannel, numbered
 from asyncllm.supervise.poller import Poller
@@ -187,6 +188,37 @@ def test_what_is_no_whole_head_goes_to_a_replica_soon(then: bytes) -> None:
             [(_, taken, pieces)] = FrontChannel(there, bytes).handed_over()
             taken.close()
             assert b"".join(pieces) == (start if then != b"\0" else then)
+            door.drop()
+    poller.close()
+
+
+@pytest.mark.parametrize(
+    "data", [b"GET /hea", b"POST /generate HTTP/1.1\r\nContent-Length: 9\r\n\r\n"]
+)
+def test_in_a_crowd_no_request_is_waited_for(data: bytes) -> None:
+    """It is refused, so that the next connection can be looked at: it may be a probe."""
+    poller, server = Poller(), Server(0)
+    door = front(poller)
+    with channel() as (ours, _):
+        server.began(os.getpid(), ours)
+        door.began(server)
+        server.accepts = server.is_ready = True
+        connection, client = socket.socketpair()
+        connection.setblocking(False)
+        taker = Client(connection, 1, Room(1000))
+        taker.use = Use.PROBING
+        with client:
+            client.setblocking(False)
+            client.sendall(data)
+            door._reader.listen(taker)
+            door._reader._read(taker)
+            if data.startswith(b"GET"):
+                poller.wait(HEAD_SECONDS + 0.01)  # nothing comes
+                door.act()
+                assert b" 503 " in client.recv(20)
+                assert connection.fileno() == -1
+            else:
+                assert b" 503 " in client.recv(20)
             door.drop()
     poller.close()
 
