@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from asyncllm.engine.requests.history import KEPT_REQUESTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+#: Sequences of ended requests to remember; the engine remembers far fewer.
+MOST_SEQUENCES: Final = 2**16
 
 
 class Served:
@@ -41,6 +45,7 @@ class RequestLog:
     def __init__(self, most: int = KEPT_REQUESTS) -> None:
         """``most``: ended requests to remember; those that live are not forgotten."""
         self._most = most
+        self._num_sequences = 0  # of those that have ended
         self._by_name: dict[tuple[str, str], Served] = {}
         self._by_engine_id: dict[int, Served] = {}
         self._ended: deque[Served] = deque()
@@ -61,8 +66,12 @@ class RequestLog:
         if not served.names:
             return  # it was refused
         self._ended.append(served)
-        if len(self._ended) > self._most:
+        self._num_sequences += len(served.engine_ids)
+        while len(self._ended) > self._most or (
+            self._num_sequences > MOST_SEQUENCES and len(self._ended) > 1
+        ):
             oldest = self._ended.popleft()
+            self._num_sequences -= len(oldest.engine_ids)
             for key in _keys(oldest):
                 if self._by_name.get(key) is oldest:
                     del self._by_name[key]

@@ -172,8 +172,11 @@ async def _serve_until(
     )
     stopped = asyncio.ensure_future(llm.stopped())
     reporting = asyncio.ensure_future(log_throughput(llm.stats))
-    freed = app[CUTS].take_freed
-    collecting = asyncio.ensure_future(collect_when_quiet(lambda: len(service.live), freed))
+
+    def num_requests() -> int:  # one of HTTP may be thousands of the engine's
+        return max(len(service.live), llm.stats.running + llm.stats.waiting)
+
+    collecting = asyncio.ensure_future(collect_when_quiet(num_requests, app[CUTS].take_freed))
     await _first_of(stopped, shutdown.stop)
     reporting.cancel()
     collecting.cancel()

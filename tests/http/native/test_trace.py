@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from asyncllm.server.request_log import RequestLog, Served
+from asyncllm.server.request_log import MOST_SEQUENCES, RequestLog, Served
 from asyncllm.server.trace import MAX_SEQUENCES
 from asyncllm.server_config import ServerConfig
 from tests.support.server.serving import serving
@@ -259,3 +259,16 @@ def test_the_trace_tells_what_is_pinned(demo: Server, stream: bool) -> None:
         assert event["ttl_ms"] == 500
         assert event["pages"] > 1
     assert count() == before + 2
+
+
+def test_requests_of_thousands_of_sequences_are_forgotten_sooner() -> None:
+    log, requests = RequestLog(), []
+    for i in range(20):
+        served = Served(range(5000 * i, 5000 * (i + 1)))
+        log.add("", (f"request-{i}",), served)
+        log.ended(served)
+        requests.append(served)
+    assert len(log) == MOST_SEQUENCES // 5000
+    assert log.find("", "request-19") is requests[-1]
+    assert log.find("", "request-0") is log.find_sequence(7) is None
+    assert len(log.names()) <= MOST_SEQUENCES

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections.abc import Awaitable
+from typing import Any
 
 import pytest
 
 from asyncllm import AsyncLLM
-from asyncllm.server import garbage
+from asyncllm.server import garbage, run
 from asyncllm.server.garbage import (
     FEW_REQUESTS,
     MOST,
@@ -82,12 +84,25 @@ async def test_the_server_process_does_so_while_it_serves(
     before = gc.get_threshold()
     shutdown = Shutdown(drain_seconds=1.0)
     monkeypatch.setattr(shutdown, "closing", lambda: None)  # else it would end this process
-    serving = asyncio.create_task(serve(FakeLLM(), ServerConfig(port=0), shutdown))
+    asked: list[tuple[Any, ...]] = []
+
+    def collect(*args: Any) -> Awaitable[None]:
+        asked.append(args)
+        return collect_when_quiet(*args)
+
+    monkeypatch.setattr(run, "collect_when_quiet", collect)
+    llm = FakeLLM()
+    serving = asyncio.create_task(serve(llm, ServerConfig(port=0), shutdown))
     while "asyncllm is ready" not in capsys.readouterr().out:
         await asyncio.sleep(0.01)
         assert not serving.done()
     await asyncio.sleep(0.01)
     assert gc.get_threshold() == (*before[:2], MOST)
+    [[num_requests, _]] = asked
+    assert num_requests() == 0
+    llm.stats.running, llm.stats.waiting = 1, FEW_REQUESTS
+    assert num_requests() == FEW_REQUESTS + 1, "of the engine; one of HTTP may be thousands"
+    llm.stats.running = llm.stats.waiting = 0
     shutdown.stop.set()
     assert await serving == 0
     assert gc.get_threshold() == before
