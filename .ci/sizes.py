@@ -1,6 +1,6 @@
 """Print how large the package is: lines by folder, its longest files and its fullest folders.
 
-    python .ci/sizes.py [PACKAGE]
+python .ci/sizes.py [PACKAGE]
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ hold no other special tokens. The caller looks for stop strings in content only 
   next call begins, all that is open is closed. So a call that was cut off has arguments, too: its
   ``finish_reason`` is "length", and nobody should make it. Parameters written one by one are typed
   by the tool's schema. No arguments, null, "" and [] are ``{}``.
+- A parameter's text ends at its closing marker if what belongs behind that follows: a value may
+  contain the marker, and whole calls. While this is open, the text is held back.
 - What is written like a call is content without its markup if it names no tool that was offered, or
   if its arguments are no object. The calls beside it are calls.
 - Markers are never content. Of those that are also ordinary text, such as a fence, this holds only

@@ -19,6 +19,7 @@ Emit: TypeAlias = Callable[[str], object]
 
 SPACE = re.compile(r"[ \t\r\n]+")
 _GLANCE = 64  # characters
+_READ_AGAIN = 4  # times as many characters as the text has
 _SOME_SPACE = re.compile(rf"[ \t\r\n]{{0,{_GLANCE}}}")
 
 
@@ -95,7 +96,16 @@ class Source:
             in it: the first characters of these markers, and ``emit``.
     """
 
-    __slots__ = ("_before", "_ended", "_marks", "_pos", "_text", "cut_off", "waiting")
+    __slots__ = (
+        "_before",
+        "_ended",
+        "_marks",
+        "_pos",
+        "_read_again",
+        "_text",
+        "cut_off",
+        "waiting",
+    )
 
     def __init__(self) -> None:
         self._before = 0  # characters that came before ``_text``
@@ -104,12 +114,18 @@ class Source:
         self._ended = False
         self.cut_off = False
         self.waiting: tuple[frozenset[str], Emit] | None = None
+        self._read_again = 0  # characters that came again
         self._marks: list[list[str]] = []  # what has been consumed since each mark, or the next one
 
     @property
     def consumed(self) -> int:
         """How many characters have been consumed in all."""
         return self._before + self._pos
+
+    @property
+    def may_look_on(self) -> bool:
+        """Whether to read to the end of the text and back: while that was not done too often."""
+        return not self._ended or self._read_again < _READ_AGAIN * (self._before + len(self._text))
 
     def pass_by(self, length: int) -> None:
         """Count text of this length as consumed: it was emitted without being fed (``waiting``)."""
@@ -147,6 +163,7 @@ class Source:
         """
         text = "".join(self._marks.pop())
         kept, again = text[:length], text[length:]
+        self._read_again += len(again)
         if self._marks:
             self._marks[-1].append(kept)
         if len(again) <= self._pos:

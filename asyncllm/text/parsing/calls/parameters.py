@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from asyncllm.text.parsing.literal import literal_of
+from asyncllm.text.parsing.calls.typed import TYPES, as_json, parameter_types
 from asyncllm.text.parsing.literal_atoms import escaped
-from asyncllm.text.parsing.source import NO_MARKERS, Markers, markers_of
+from asyncllm.text.parsing.source import Markers, markers_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from asyncllm.text.parsing.formats import ParameterStyle
+    from asyncllm.text.parsing.formats import CallSyntax, NamedBody, ParameterStyle
     from asyncllm.text.parsing.source import Emit, Source, Steps
 
-_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
-_MAX_DEPTH = 16  # of references and alternatives
-_KINDS = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean", "n": "null"}
-_NAME = re.compile(r"[^<>\n]+")
 _WORD = re.compile(r"\w+")
 _MAX_NAME = 256
-_NONE = {"None": "null"}
 
 
 class ParameterReader:
@@ -33,30 +25,27 @@ class ParameterReader:
     wherever the text ends.
 
     Args:
+        call, body, style: how the call, and its parameters, are written.
         schema: the JSON schema of the parameters, which tells their types.
-        call_end: markers that may follow the last parameter.
-        following: markers that may follow the first of these: the others, and the next call's.
+        following: markers that may follow the call.
     """
 
     def __init__(
         self,
         source: Source,
         emit: Emit,
+        call: CallSyntax,
+        body: NamedBody,
         style: ParameterStyle,
         schema: Any,
-        call_end: tuple[str, ...],
         following: Markers,
     ):
         self._source = source
         self._emit = emit
         self._style = style
         self._schema = schema
-        self._call_end = markers_of(*call_end)
-        self._following = following
-        line = "\n" if style.own_lines else ""
-        self._others = [line + end for end in (style.key_begin, *call_end)]
-        self._sure_ends = markers_of(*self._others[:2]) if line else NO_MARKERS
-        self._named_ends = "{}" in style.value_end
+        self._call_end = markers_of(*call.end)
+        self._values = _ValueReader(source, call, body, style, following)
         self._whole = True
 
     def read(self) -> Steps[bool]:
@@ -90,16 +79,16 @@ class ParameterReader:
         key = f'{before}"{escaped(name)}": '
         types = parameter_types(self._schema, name)
         if style.kind_end and kind != style.text_kind:
-            types = types - {"string"} or _TYPES
+            types = types - {"string"} or TYPES
         elif style.kind_end:
             types = frozenset()
         if types <= {"string"}:
             self._emit(key + '"')
-            self._whole = yield from self._value(name, lambda text: self._emit(escaped(text)))
+            self._whole = yield from self._values.read(name, lambda text: self._emit(escaped(text)))
             self._emit('"')
         else:
             pieces.clear()
-            self._whole = yield from self._value(name, pieces.append)
+            self._whole = yield from self._values.read(name, pieces.append)
             value = "".join(pieces)
             if not self._whole and not value.strip():
                 return before
@@ -117,137 +106,127 @@ class ParameterReader:
             yield from source.take("\n")
         return False
 
-    def _value(self, name: str, emit: Emit) -> Steps[bool]:
-        """Read the value of a parameter and the marker that ends it; False if it breaks off."""
-        source, end = self._source, self._style.value_end
+
+class _ValueReader:
+    """Reads the value of a parameter up to what ends it: its own marker, or else that of the call.
+
+    A value may contain these markers, and whole calls: models write about such texts. A marker ends
+    the value if what belongs behind it follows and no call is open within the value. Any other
+    marker ends the value only if no such marker is behind it.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        call: CallSyntax,
+        body: NamedBody,
+        style: ParameterStyle,
+        following: Markers,
+    ):
+        self._source = source
+        self._style = style
+        self._call_end = call.end
+        self._following = following
+        self._behind = Markers((style.key_begin, *call.end, *following.texts))
+        self._name = re.compile(rf"[^<>/\n{re.escape(style.key_end[:1])}]+")
+        self._opens_call = markers_of(body.head or call.begin)
+        line = "\n" if style.own_lines else ""
+        self._ends_call = markers_of(*call.end[:1], *(line + end for end in call.end[:1]))
+        self._own = [style.value_end, line + style.value_end]
+        # At the beginning of a line, where values have lines of their own, these are no text.
+        self._sure = markers_of(*(line + end for end in (style.key_begin, *call.end)))
+        self._named_ends = "{}" in style.value_end
+        self._own_end = markers_of(*self._own)
+        others = (*self._sure.texts, *call.end, *self._opens_call.texts)
+        self._ends = markers_of(*self._own, *others)
+
+    def read(self, name: str, emit: Emit) -> Steps[bool]:
+        """Read the value of the parameter ``name`` with its end; False if it breaks off."""
+        source = self._source
         if self._named_ends:
-            own_end = Markers((end.replace("{}", name),))
-            ends = Markers((*own_end.texts, *self._call_end.texts))
-        else:
-            own_end = markers_of(end, "\n" + end if self._style.own_lines else "")
-            ends = markers_of(*own_end.texts, *self._others)
-        while (yield from source.until(ends, emit, breaks_off=True)):
-            if (yield from source.at(own_end)) or (yield from self._ends_here()):
+            own = [end.replace("{}", name) for end in self._own]
+            self._own_end = Markers(own)
+            self._ends = Markers((*own, *self._call_end, *self._opens_call.texts))
+        depth = 0  # of calls within the value
+        while (yield from source.until(self._ends, emit, breaks_off=True)):
+            if opening := (yield from source.at(self._opens_call)):
+                depth += 1
+                emit(opening)
+                continue
+            source.mark()
+            own = yield from source.at(self._own_end)
+            if not depth and (yield from self._follows(own)):
+                source.rewind(len(own))
                 return True
-            emit((yield from source.at(ends)))
+            sure = bool(own) or (self._style.own_lines and (yield from source.sees(self._sure)))
+            if (sure or depth) and source.may_look_on:
+                held = [own]
+                ends = yield from self._reads_on(held.append, depth)
+                if ends is not None:
+                    source.unmark()
+                    emit("".join(held))
+                    return ends
+            source.rewind(len(own))
+            if sure:
+                return True
+            emit((yield from source.at(self._ends)))
         return False
 
-    def _ends_here(self) -> Steps[bool]:
-        """Whether the marker that comes next ends a value that lacks its own end.
+    def _reads_on(self, emit: Emit, depth: int) -> Steps[bool | None]:
+        """Read on to the end of the value, if it is behind the markers that have been seen.
 
-        It does at the beginning of a line, where values have lines of their own. Otherwise it does
-        if what belongs behind it follows: a name, another end of the call, the next call, or the
-        end of the text.
+        Returns:
+            None if it is not.
+        """
+        source = self._source
+        while (yield from source.until(self._ends, emit, breaks_off=True)):
+            if opening := (yield from source.at(self._opens_call)):
+                depth += 1
+                emit(opening)
+            elif depth and (closing := (yield from source.at(self._ends_call))):
+                depth -= 1
+                emit(closing)
+                yield from self._rest_of_end(emit)
+            elif own := (yield from source.at(self._own_end)):
+                if not depth and (yield from self._follows(own)):
+                    return True
+                emit(own)
+            elif not depth and (yield from self._follows("")):
+                return None
+            else:
+                emit((yield from source.at(self._ends)))
+        return False if source.cut_off else None
+
+    def _rest_of_end(self, emit: Emit) -> Steps[None]:
+        """Read the markers behind the first one that ends a call within the value."""
+        source = self._source
+        for marker in self._call_end[1:]:
+            source.mark()
+            yield from source.skip_space()
+            if (yield from source.at(markers_of(marker))):
+                emit(source.unmark())
+            else:
+                source.rewind()
+
+    def _follows(self, own: str) -> Steps[bool]:
+        """Whether what belongs behind a value follows; ``own``: its marker, unless it has none.
+
+        That is a name, or the whole end of the call, or a part of it before the next call or the
+        end of the text. Without its marker, a value does not end with the end of the call alone.
         """
         source, style = self._source, self._style
-        if (yield from source.sees(self._sure_ends)):
-            return True
         source.mark()
-        yield from source.skip_space()
-        if not self._named_ends and (yield from source.at(markers_of(style.key_begin))):
-            yield from source.run(_NAME, _MAX_NAME)
-            follows = bool((yield from source.at(markers_of(style.key_end))))
-        else:
-            yield from source.at(self._call_end)
+        found = ""
+        for marker in self._call_end:
             yield from source.skip_space()
-            follows = not (yield from source.peek()) or (yield from source.sees(self._following))
+            found = yield from source.at(markers_of(marker))
+        if not (found and own):
+            yield from source.skip_space()
+        if not found and (yield from source.at(markers_of(style.key_begin))):
+            yield from source.run(self._name, _MAX_NAME)
+            found = yield from source.at(markers_of(style.key_end))
+        elif not found or not own:
+            found = yield from source.at(self._following)
+        follows = bool(found) or (yield from source.breaks_off(self._behind))
         source.rewind()
         return follows
-
-
-def parameter_names(schema: Any) -> list[str]:
-    """The names of the properties of a tool's schema, in order."""
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    return [*properties] if isinstance(properties, dict) else []
-
-
-def parameter_types(schema: Any, name: str) -> frozenset[str]:
-    """The types that the property ``name`` of a tool's schema may have; none if it is unknown."""
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    if not isinstance(properties, dict):
-        return frozenset()
-    return _types(properties.get(name), schema, _MAX_DEPTH)
-
-
-def _types(schema: Any, root: Any, depth: int) -> frozenset[str]:
-    if not isinstance(schema, dict) or depth == 0:
-        return frozenset()
-    declared = schema.get("type")
-    if isinstance(declared, str):
-        return _TYPES & {declared}
-    if isinstance(declared, list):
-        return _TYPES & {kind for kind in declared if isinstance(kind, str)}
-    if isinstance(reference := schema.get("$ref"), str):
-        return _types(_resolve(reference, root), root, depth - 1)
-    if isinstance(values := schema.get("enum"), list):
-        return frozenset(map(_type_of, values))
-    if "const" in schema:
-        return frozenset({_type_of(schema["const"])})
-    for keyword in ("anyOf", "oneOf", "allOf"):
-        if isinstance(parts := schema.get(keyword), list):
-            return frozenset().union(*_each(parts, root, depth - 1))
-    return frozenset()
-
-
-def _each(parts: list[Any], root: Any, depth: int) -> Iterable[frozenset[str]]:
-    return (_types(part, root, depth) for part in parts)
-
-
-def _resolve(reference: str, root: Any) -> Any:
-    """The target of a JSON pointer within the document, such as #/$defs/unit; None without one."""
-    target = root
-    for step in reference.removeprefix("#").split("/")[1:]:
-        step = step.replace("~1", "/").replace("~0", "~")
-        target = target.get(step) if isinstance(target, dict) else None
-    return target
-
-
-def as_json(text: str, types: frozenset[str], *, breaks_off: bool = False) -> str:
-    """A parameter's text as JSON: a value of one of the types if it is one, else a string.
-
-    The value may be written in JSON or in Python.
-
-    Args:
-        breaks_off: the text may lack its end.
-    """
-    plain = text.strip()
-    found = literal_of(plain)
-    if "string" in types:
-        # As Python or JSON has it, or else it is the string that it may be.
-        as_written = found.json[:1] in ("{", "[") or found.json in (plain.lower(), _NONE.get(plain))
-        breaks_off, fits = False, found.exact and as_written
-    else:
-        if found.json.startswith('"'):  # with quotes around it, or a word
-            plain = json.loads(found.json).strip()
-            found = literal_of(plain)
-        fits = breaks_off or found.whole
-    if fits and found.length == len(plain) and _fits(found.json, types):
-        return found.json
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _fits(value: str, types: frozenset[str]) -> bool:
-    """Whether a JSON text that is no string has one of the types."""
-    kind = _KINDS.get(value[:1], "number")
-    if kind != "number" or not value:
-        return kind in types and kind != "string"
-    if value.lstrip("-").isdecimal():
-        return "integer" in types or "number" in types
-    return "number" in types or ("integer" in types and float(value).is_integer())
-
-
-def _type_of(value: Any) -> str:
-    match value:
-        case bool():
-            return "boolean"
-        case str():
-            return "string"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case None:
-            return "null"
-        case dict():
-            return "object"
-    return "array"

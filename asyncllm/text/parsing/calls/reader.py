@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from asyncllm.text.parsing.calls.arguments import NotACall, NotOffered, read_arguments
 from asyncllm.text.parsing.calls.json_call import JsonCall
-from asyncllm.text.parsing.calls.parameters import ParameterReader, parameter_names
+from asyncllm.text.parsing.calls.parameters import ParameterReader
+from asyncllm.text.parsing.calls.typed import parameter_names
 from asyncllm.text.parsing.literal import Literal
 from asyncllm.text.parsing.literal_atoms import QUOTES
 from asyncllm.text.parsing.source import Markers, markers_of
@@ -246,7 +247,7 @@ class CallReader:
             and not (yield from source.sees(markers_of(*call.end)))
             and (yield from source.at(markers_of(style.key_begin)))
         ):
-            parameters = ParameterReader(source, start(), style, schema, call.end, self._stops)
+            parameters = ParameterReader(source, start(), call, body, style, schema, self._stops)
             whole = yield from parameters.read()
         elif divided and not call.is_loose and (yield from self._ends(call, opening)):
             start()("{}")

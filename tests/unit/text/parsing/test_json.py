@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncllm.text.parsing.calls.arguments import StringDecoder
-from asyncllm.text.parsing.calls.parameters import as_json, parameter_types
+from asyncllm.text.parsing.calls.typed import as_json, parameter_types
 from asyncllm.text.parsing.literal import Literal
 from asyncllm.text.parsing.source import Source
 from tests.support.text.parsing_texts import json_values
@@ -45,6 +45,8 @@ def read_value(pieces: Sequence[str]) -> tuple[str, bool, int]:
 def test_json_comes_out_as_it_is_and_ends_where_it_ends(text: str, rest: str) -> None:
     if text[0] not in '{["':  # only something else ends a word
         rest = rest if rest in ("", "}", "]", ",") else ""
+    elif text + rest == '"""':  # which opens one of Python's strings
+        rest = ""
     assert read_value([text + rest]) == (text, True, len(text))
     assert read_value(text + rest) == (text, True, len(text))
 
