@@ -9,7 +9,14 @@ from torch import Tensor
 from asyncllm.kernels.activation import gated
 from asyncllm.kernels.quantized import dequantize_fp8, dequantize_int4, unpack_mxfp4
 from asyncllm.kernels.support import in_triton
-from asyncllm.kernels.types import ExpertWeight, Fp8Matrix, GatedExperts, Mxfp4Matrix, Routing
+from asyncllm.kernels.types import (
+    ExpertWeight,
+    Fp8Matrix,
+    Gated,
+    GatedExperts,
+    Mxfp4Matrix,
+    Routing,
+)
 
 #: Bytes of matrices that are gathered at once where there is no grouped product.
 _GATHERED = 1 << 28
@@ -17,26 +24,60 @@ _GATHERED = 1 << 28
 
 @in_triton("experts.routing")
 def choose_experts(
-    logits: Tensor, routing: Routing, dtype: torch.dtype, bias: Tensor | None = None
+    logits: Tensor,
+    routing: Routing,
+    dtype: torch.dtype,
+    bias: Tensor | None = None,
+    factors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The experts of each token, the best first, and their weights.
+    """The experts of each token, the best first, then the shared ones; and their weights.
+
+    Of experts with the same score, that with the lower number is the better one.
 
     Args:
-        logits: [tokens, experts], contiguous.
+        logits: [tokens, experts], or [tokens, experts + 1] with a gate; contiguous.
         dtype: of the weights.
         bias: [experts]; added to the scores by which experts are chosen, but not to their weights.
+        factors: [experts]; of the weights.
 
     Returns:
-        Weights, and int32 experts, both [tokens, top_k].
+        Weights, and int32 experts, both [tokens, routing.used].
     """
     logits = logits.float()
-    scores = logits.sigmoid() if routing.scores == "sigmoid" else logits.softmax(dim=-1)
-    ranks = scores if bias is None else scores + bias
-    experts = ranks.topk(routing.top_k, dim=-1).indices
+    count = logits.shape[1] - routing.has_gate
+    gate = logits[:, count:].sigmoid()
+    logits = logits[:, :count] * routing.sharpness
+    is_sigmoid = routing.scores == "sigmoid"
+    scores = logits.sigmoid() if is_sigmoid else logits.softmax(dim=-1)
+    ranks = scores if is_sigmoid else logits
+    ranks = ranks if bias is None else ranks + bias
+    if routing.groups > 1:
+        grouped = ranks.unflatten(1, (routing.groups, -1))
+        best = grouped.topk(2 if is_sigmoid else 1, dim=-1).values.sum(dim=-1)
+        others = _best_first(best)[:, routing.top_groups :]
+        ranks = grouped.scatter(1, _for_each(others, grouped), float("-inf")).flatten(1)
+    experts = _best_first(ranks)[:, : routing.top_k]
     weights = scores.gather(1, experts)
     if routing.normalize:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
-    return (weights * routing.factor).to(dtype), experts.int()
+    weights = weights * routing.factor
+    if factors is not None:
+        weights = weights * factors[experts]
+    if routing.shared:
+        shared = torch.arange(count, count + routing.shared, device=logits.device)
+        experts = torch.cat((experts, shared.expand(len(logits), -1)), dim=1)
+        of_shared = gate if routing.has_gate else weights.new_ones(len(logits), 1)
+        weights = torch.cat((weights, of_shared.expand(-1, routing.shared)), dim=1)
+    return weights.to(dtype), experts.int()
+
+
+def _best_first(ranks: Tensor) -> Tensor:
+    return ranks.argsort(dim=-1, descending=True, stable=True)
+
+
+def _for_each(groups: Tensor, grouped: Tensor) -> Tensor:
+    """Indices of groups for every expert in them."""
+    return groups.unsqueeze(-1).expand(-1, -1, grouped.shape[-1])
 
 
 @in_triton("experts.mixing")
@@ -46,6 +87,7 @@ def mix_experts(
     chosen: Tensor,
     experts: GatedExperts,
     residual: Tensor | None = None,
+    beside: Gated | None = None,
 ) -> Tensor:
     """The weighted sum of what a token's experts make of it: [tokens, hidden] -> the same.
 
@@ -55,6 +97,7 @@ def mix_experts(
         x: [tokens, hidden]; rows contiguous.
         weights, chosen: as from ``choose_experts``.
         residual: [tokens, hidden], contiguous; the sum is added to it in place, and it is returned.
+        beside: [tokens, hidden], what is added to the sum.
     """
     order = chosen.flatten().argsort(stable=True)
     in_order = chosen.flatten()[order]
@@ -67,6 +110,8 @@ def mix_experts(
     parts = torch.empty_like(grouped)
     parts[order] = grouped
     out = (parts.view(*chosen.shape, -1) * weights.unsqueeze(-1)).sum(dim=1)
+    if beside is not None:
+        out += beside.values * beside.logit.sigmoid()
     return out if residual is None else residual.add_(out)
 
 

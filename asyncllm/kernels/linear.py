@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -21,6 +22,7 @@ def linear(
     norm: Norm | None = None,
     residual: Tensor | None = None,
     act: str | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """x @ weight.T + bias: [tokens, in_features] -> [tokens, out_features].
 
@@ -36,9 +38,13 @@ def linear(
         residual: [tokens, out_features]; the product is added to it in place, and it is returned.
         act: a gated activation: the product is [gate, up], and act(gate) * up is returned:
             [tokens, out_features / 2]. Not together with ``residual``.
+        dtype: of the output, by default that of x. Another one only for a weight in the dtype of
+            x, and without bias, residual and activation.
     """
     if norm is not None:
         x = rms_norm.reference(x, norm)
+    if dtype is not None and isinstance(weight, Tensor):
+        return F.linear(x.to(dtype), weight.to(dtype))
     if residual is not None and bias is None and isinstance(weight, Tensor):
         return residual.addmm_(x, weight.t())
     if isinstance(weight, Int4Matrix):

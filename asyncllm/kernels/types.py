@@ -260,15 +260,43 @@ class Routing(NamedTuple):
     """How experts are chosen and weighted from a router's logits.
 
     Attributes:
-        top_k: experts of a token.
+        top_k: experts that a token chooses.
         scores: what logits become: probabilities of all experts, or of each by itself.
         normalize: the weights of a token sum to ``factor``; otherwise, they are scores * factor.
+        groups, top_groups: experts are so many groups of equal size, and a token chooses among
+            those of its best ``top_groups``. The score of a group is that of its best expert or,
+            with "sigmoid", the sum of its best two.
+        shared: experts, numbered after those to choose from, that every token goes through.
+        has_gate: their weight is the sigmoid of one more logit; otherwise it is 1.
+        sharpness: factor of the logits of experts.
     """
 
     top_k: int
     scores: Literal["softmax", "sigmoid"]
     normalize: bool
     factor: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    shared: int = 0
+    has_gate: bool = False
+    sharpness: float = 1.0
+
+    @property
+    def used(self) -> int:
+        """Experts that a token goes through."""
+        return self.top_k + self.shared
+
+
+class Gated(NamedTuple):
+    """What is weighted by the sigmoid of a logit.
+
+    Attributes:
+        values: [tokens, size], contiguous.
+        logit: [tokens, 1]; rows in any distance.
+    """
+
+    values: Tensor
+    logit: Tensor
 
 
 #: The matrices of all experts: [experts, N, K], or quantised as one of [experts * N, K].

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import NamedTuple
 
 import torch
@@ -102,15 +103,17 @@ def work_of(model: CausalLM, spec: ModelSpec, itemsize: int) -> Work:
     """What the steps of a model read and compute."""
     sizes: dict[str, _Weights] = {}
     layers = [module for module in model.modules() if isinstance(module, Experts)]
-    of_experts = {part for experts in layers for part in experts.modules()}
+    owners = {part: experts for experts in layers for part in experts.modules()}
     for module in model.modules():
-        kind = "experts" if module in of_experts else _kind(module, model)
-        found = sizes.get(kind, _Weights())
         own = [p for p in module.parameters(recurse=False) if p.dim() > 0]
-        count = sum(p.numel() for p in own)
+        count, num_bytes = sum(p.numel() for p in own), sum(p.nbytes for p in own)
         if isinstance(module, QuantizedWeight):
             count = module.shape.numel()
-        sizes[kind] = _Weights(found.elements + count, found.num_bytes + sum(p.nbytes for p in own))
+        for kind, share in _shares(module, owners.get(module), model).items():
+            found = sizes.get(kind, _Weights())
+            sizes[kind] = _Weights(
+                found.elements + int(count * share), found.num_bytes + int(num_bytes * share)
+            )
     rest, head = sizes.get("rest", _Weights()), sizes.get("head", _Weights())
     experts = sizes.get("experts", _Weights())
     config = spec.config
@@ -134,6 +137,17 @@ def work_of(model: CausalLM, spec: ModelSpec, itemsize: int) -> Work:
         attention=Attention.of(attention),
         kv_itemsize=itemsize,
     )
+
+
+def _shares(module: torch.nn.Module, owner: Experts | None, model: CausalLM) -> dict[str, Fraction]:
+    """What a module's own weights are for, and in what shares; ``owner`` has them, if any has.
+
+    Every token reads a shared expert, as it does all weights but those of experts.
+    """
+    if owner is None:
+        return {_kind(module, model): Fraction(1)}
+    shared = Fraction(owner.shared, owner.count)
+    return {"experts": 1 - shared, "rest": shared}
 
 
 def _kind(module: torch.nn.Module, model: CausalLM) -> str:

@@ -154,10 +154,11 @@ class Roofline:
     def __init__(self, work: Work, gpu: Gpu):
         # A step that computes nothing.
         self.base_seconds = gpu.kernel_seconds * work.kernels
-        # Reading: the weights of every step, all experts, one token's experts.
+        # Reading: the weights of every step, all experts.
         self.weight_seconds = work.weight_bytes / gpu.bandwidth
         self.expert_seconds = work.expert_bytes / gpu.bandwidth
-        self.token_expert_seconds = work.token_expert_bytes / gpu.bandwidth
+        # The share of experts that one token uses.
+        self.used_experts = work.token_expert_bytes / (work.expert_bytes or 1.0)
         # Arithmetic: one token, the logits of one row, attention of one query and one key.
         self.token_seconds = work.token_flops / gpu.flops
         self.sample_seconds = work.sample_flops / gpu.flops
@@ -184,7 +185,9 @@ class Roofline:
 
     def matmuls(self, tokens: int, num_samples: int) -> float:
         """The seconds of all but attention."""
-        weights = self.weight_seconds + min(tokens * self.token_expert_seconds, self.expert_seconds)
+        # Of experts drawn at random; where tokens are alike, they need fewer.
+        unused = _power(1.0 - self.used_experts, tokens)
+        weights = self.weight_seconds + (1.0 - unused) * self.expert_seconds
         arithmetic = tokens * self.token_seconds + num_samples * self.sample_seconds
         return self.base_seconds + max(weights, arithmetic)
 
@@ -199,6 +202,15 @@ class Roofline:
             rows = np.maximum(read * read_seconds, pairs * (pair_seconds / 2))
             seconds += math.fsum(rows.tolist())
         return seconds
+
+
+def _power(base: float, exponent: int) -> float:
+    """``base ** exponent``, with the same bits on every machine."""
+    result = 1.0
+    while exponent:
+        result *= base if exponent & 1 else 1.0
+        base, exponent = base * base, exponent >> 1
+    return result
 
 
 class SimCost(Roofline):

@@ -41,9 +41,14 @@ class Glm4MoeConfig(MoeConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.n_group != 1 or self.topk_group != 1:
+        groups, best = self.n_group, self.topk_group
+        each = self.experts // groups
+        if groups > 1 and (self.experts % groups or each < 2):
+            raise ModelError(f"n_group {groups} does not divide {self.experts} experts into groups")
+        if best > groups or best * each < self.num_experts_per_tok:
             raise ModelError(
-                f"n_group is {self.n_group} and topk_group {self.topk_group}; only 1 is supported"
+                f"topk_group is {best} of {groups} groups of {each} experts, of which a token "
+                f"chooses {self.num_experts_per_tok}"
             )
 
     @property

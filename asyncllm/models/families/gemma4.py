@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from asyncllm.attention.base import ForwardBatch
 from asyncllm.kernels.activation import ACTIVATIONS
-from asyncllm.kernels.types import Norm
+from asyncllm.kernels.types import Norm, Routing
 from asyncllm.models.config.gemma4 import Gemma4Config
 from asyncllm.models.layers.attention import Attention
 from asyncllm.models.layers.block import MakeNorm, SandwichNormBlock
@@ -63,9 +63,9 @@ class Gemma4ForCausalLM(MoeDecoderLM[Gemma4Config]):
         return MLPBesideExperts(*sizes, moe, lambda: self.make_norm(config, sizes[0], place))
 
     def make_router(self, config: Gemma4Config, place: Placement) -> ScaledRouter:
+        routing = Routing(config.num_experts_per_tok, "softmax", normalize=True)
         sizes = config.hidden_size, config.experts
-        top_k, eps = config.num_experts_per_tok, config.rms_norm_eps
-        return ScaledRouter(*sizes, place, top_k=top_k, eps=eps)
+        return ScaledRouter(*sizes, place, routing, eps=config.rms_norm_eps)
 
     def make_block(
         self,

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from torch import nn
 
-from asyncllm.kernels.types import AttentionSpec
+from asyncllm.kernels.types import AttentionSpec, Routing
 from asyncllm.models.config.glm import Glm4MoeConfig
 from asyncllm.models.layers.parameter import Placement
-from asyncllm.models.layers.router import SigmoidRouter
+from asyncllm.models.layers.router import BalancedRouter
 from asyncllm.models.moe_decoder import MoeDecoderLM
 
 _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
@@ -30,14 +30,19 @@ class Glm4MoeForCausalLM(MoeDecoderLM[Glm4MoeConfig]):
         bias, norms = config.attention_bias, config.use_qk_norm
         return self._attention(config, spec, place, qkv_bias=bias, has_head_norms=norms)
 
-    def make_router(self, config: Glm4MoeConfig, place: Placement) -> SigmoidRouter:
-        return SigmoidRouter(
-            config.hidden_size,
-            config.experts,
-            place,
-            top_k=config.num_experts_per_tok,
-            normalize=config.norm_topk_prob,
-            factor=config.routed_scaling_factor,
+    def make_router(self, config: Glm4MoeConfig, place: Placement) -> BalancedRouter:
+        return BalancedRouter(config.hidden_size, config.experts, place, self.routing(config))
+
+    def routing(self, config: Glm4MoeConfig) -> Routing:
+        return (
+            super()
+            .routing(config)
+            ._replace(
+                scores="sigmoid",
+                factor=config.routed_scaling_factor,
+                groups=config.n_group,
+                top_groups=config.topk_group,
+            )
         )
 
     def checkpoint_name(self, name: str) -> str | None:

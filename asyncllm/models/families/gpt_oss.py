@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from asyncllm.kernels.types import Routing
 from asyncllm.models.config.gpt_oss import GptOssConfig
 from asyncllm.models.layers.moe import ClampedExperts
 from asyncllm.models.layers.parameter import Placement
-from asyncllm.models.layers.router import SoftmaxRouter
+from asyncllm.models.layers.router import Router
 from asyncllm.models.moe_decoder import MoeDecoderLM
 
 
@@ -26,12 +27,9 @@ class GptOssForCausalLM(MoeDecoderLM[GptOssConfig]):
             limit=config.swiglu_limit,
         )
 
-    def make_router(self, config: GptOssConfig, place: Placement) -> SoftmaxRouter:
-        return SoftmaxRouter(
-            config.hidden_size,
-            config.experts,
-            place,
-            top_k=config.num_experts_per_tok,
-            normalize=True,
-            bias=True,
-        )
+    def make_router(self, config: GptOssConfig, place: Placement) -> Router:
+        sizes = config.hidden_size, config.experts
+        return Router(*sizes, place, self.routing(config), bias=True)
+
+    def routing(self, config: GptOssConfig) -> Routing:
+        return Routing(config.num_experts_per_tok, "softmax", normalize=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import nn
 
 from asyncllm.kernels.types import AttentionSpec
@@ -14,6 +16,7 @@ class Qwen2MoeForCausalLM(MoeDecoderLM[Qwen2MoeConfig]):
     """Qwen2 with experts, and one that all tokens go through, behind a gate."""
 
     has_shared_gate = True
+    renamed: ClassVar[dict[str, str]] = {".mlp.shared_expert_gate.": ".mlp.gate.shared_gate."}
 
     def make_attention(
         self, config: Qwen2MoeConfig, spec: AttentionSpec, place: Placement

@@ -41,6 +41,13 @@ class Kept(NamedTuple):
         return cls(count * unit, (slice(part.start * unit, part.stop * unit),))
 
     @classmethod
+    def aligned(cls, count: int, unit: int, ranks: Ranks) -> Self:
+        """This rank's share in whole units of features: a rank may have one more than another."""
+        units = -(-count // unit)
+        start, stop = (units * rank // ranks.size for rank in (ranks.rank, ranks.rank + 1))
+        return cls(count, (slice(start * unit, min(stop * unit, count)),))
+
+    @classmethod
     def of(cls, *parts: Kept) -> Self:
         """The features of projections that are one on disk."""
         starts = accumulate((part.whole for part in parts[:-1]), initial=0)
@@ -80,7 +87,7 @@ def _cut(values: Tensor | Rows | Stack, dim: int, start: int, end: int) -> Tenso
         return values.narrow(dim, start, end - start)
     assert isinstance(values, Rows)
     assert dim == 0, "columns of a quantised weight are written as a whole"
-    return Rows(values.weight, values.start + start, values.start + end)
+    return values._replace(start=values.start + start, end=values.start + end)
 
 
 class Linear(Stored):

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asyncllm.errors import ModelError
 from asyncllm.kernels.experts import mix_experts
 from asyncllm.kernels.norm import rms_norm
-from asyncllm.kernels.types import ExpertWeight, GatedExperts, Norm
+from asyncllm.kernels.types import ExpertWeight, Gated, GatedExperts, Norm
 from asyncllm.models.layers.linear import Kept, Weight
 from asyncllm.models.layers.parameter import Packed, Placement
 from asyncllm.models.layers.router import Router
-from asyncllm.models.quant.place import Place
-from asyncllm.models.quant.weight import Mxfp4Weight, QuantizedWeight, Stack
+from asyncllm.models.quant.place import Place, sliced
+from asyncllm.models.quant.weight import Mxfp4Weight, QuantizedWeight, Rows, Stack
 
 #: Bytes that rows of the matrices of ``grouped_mm`` must be multiples of.
 _ALIGNMENT = 16
@@ -26,9 +25,20 @@ class Experts(Packed):
 
     Each rank has a share of every expert's features.
 
+    A shared expert, which every token goes through, is an MLP of its own in checkpoints. Where it
+    is a few times as large as an expert, and in the same format, it is so many more experts here:
+    what any of its features adds is the same. It then costs a few more rows of the same launches,
+    and no launch of its own. See ``SparseMoE`` for one that is not.
+
+    Args:
+        shared: how many experts the shared one is here.
+
     Attributes:
-        is_fused_on_disk: the checkpoint has these two tensors too, and not three matrices of each
-            expert.
+        routed, count: experts that tokens choose among, and all of them.
+        inner: this rank's features of an expert.
+        padded: rows of gate, rows of up and columns of down here: the features, then zeros.
+        is_fused_on_disk: the checkpoint has two tensors of all experts, not three matrices of each.
+        is_shared_fused: gate and up of the shared expert are one matrix in the checkpoint.
     """
 
     def __init__(
@@ -38,11 +48,17 @@ class Experts(Packed):
         intermediate_size: int,
         act: str,
         place: Placement,
+        *,
+        shared: int = 0,
+        is_shared_fused: bool = False,
     ):
         super().__init__()
         self.is_fused_on_disk = False
-        self.count = num_experts
+        self.is_shared_fused = is_shared_fused
+        self.routed = num_experts
+        self.shared = shared
         self.inner = Kept.share(intermediate_size, "the size of experts", place.ranks)
+        self.padded = self.inner.size
         if place.ranks.size > 1 and self.inner.size * place.dtype.itemsize % _ALIGNMENT:
             raise ModelError(
                 f"tp {place.ranks.size} divides experts of {intermediate_size} features so that "
@@ -55,10 +71,22 @@ class Experts(Packed):
                 f"rows that are no multiples of {_ALIGNMENT} bytes, which their matmul needs"
             )
         self.hidden_size = hidden_size
-        inner = self.inner.size
-        self.gate_up_proj: Weight = place.projection(num_experts, 2 * inner, hidden_size)
-        self.down_proj: Weight = place.projection(num_experts, hidden_size, inner)
+        self.gate_up_proj: Weight
+        self.down_proj: Weight
+        for name, shape in self.shapes().items():
+            setattr(self, name, place.projection(*shape))
         self.act = act
+
+    @property
+    def count(self) -> int:
+        return self.routed + self.shared
+
+    def shapes(self) -> dict[str, tuple[int, int, int]]:
+        """Of the weights, by name: experts, and rows and columns of each."""
+        return {
+            "gate_up_proj": (self.count, 2 * self.padded, self.hidden_size),
+            "down_proj": (self.count, self.hidden_size, self.padded),
+        }
 
     def matrices(self) -> GatedExperts:
         """The weights for ``kernels.experts``."""
@@ -67,25 +95,72 @@ class Experts(Packed):
 
     def modules_on_disk(self) -> dict[str, list[str]]:
         """The modules of the checkpoint whose matrices each weight has, relative to the parent."""
-        each = [f"experts.{expert}" for expert in range(self.count)]
-        gates = [f"{expert}.{name}" for expert in each for name in ("gate_proj", "up_proj")]
-        return {"gate_up_proj": gates, "down_proj": [f"{expert}.down_proj" for expert in each]}
+        owners = [f"experts.{expert}" for expert in range(self.routed)]
+        gates = [f"{owner}.{name}" for owner in owners for name in ("gate_proj", "up_proj")]
+        downs = [f"{owner}.down_proj" for owner in owners]
+        if self.shared:
+            fused = self.is_shared_fused
+            names = ["gate_up_proj"] if fused else ["gate_proj", "up_proj"]
+            gates += [f"shared_expert.{name}" for name in names]
+            downs.append("shared_expert.down_proj")
+        return {"gate_up_proj": gates, "down_proj": downs}
+
+    def align(self, unit: int, place: Placement) -> None:
+        """Share the features in units of so many, which keep a scale in a quantised format.
+
+        Ranks may then have different numbers of them, and pad their weights to the same size. The
+        weights are allocated again afterwards.
+        """
+        self.inner = Kept.aligned(self.inner.whole, unit, place.ranks)
+        units = -(-self.inner.whole // unit)
+        self.padded = -(-units // place.ranks.size) * unit
 
     def parts(self) -> Iterator[tuple[str, Place]]:
         if self.is_fused_on_disk:
-            gate_up = Kept.of(self.inner, self.inner)
-            yield "experts.gate_up_proj", gate_up.place(1, _whole(self.gate_up_proj, self.count))
-            yield "experts.down_proj", self.inner.place(2, _whole(self.down_proj, self.count))
-            return
+            yield from self._fused_parts()
+        else:
+            for expert in range(self.routed):
+                gate, up, down = self._of_expert(expert)
+                yield f"experts.{expert}.gate_proj.weight", self.inner.place(0, gate)
+                yield f"experts.{expert}.up_proj.weight", self.inner.place(0, up)
+                yield f"experts.{expert}.down_proj.weight", self.inner.place(1, down)
+        if self.shared:
+            yield from self._shared_parts()
+
+    def _fused_parts(self) -> Iterator[tuple[str, Place]]:
+        gate_up, down = self.gate_up_proj[: self.routed], self.down_proj[: self.routed]
+        assert isinstance(gate_up, Tensor)
+        assert isinstance(down, Tensor), "other quantised matrices are stored one by one"
+        pairs = Kept.of(self.inner, self.inner)
+        yield "experts.gate_up_proj", pairs.place(1, gate_up)
+        yield "experts.down_proj", self.inner.place(2, down)
+
+    def _shared_parts(self) -> Iterator[tuple[str, Place]]:
+        """The shared expert's features, dealt out in order."""
+        whole, start = self.inner.whole, self.inner.slices[0].start
+        gates, ups, downs = [], [], []
+        for number in range(self.shared):
+            gate, up, down = self._of_expert(self.routed + number)
+            gates.append((number * whole + start, gate))
+            ups.append((number * whole + start, up))
+            downs.append((number * whole + start, down))
+        size = self.shared * whole
+        if self.is_shared_fused:
+            both = [*gates, *((size + at, up) for at, up in ups)]
+            yield "shared_expert.gate_up_proj.weight", sliced(0, 2 * size, both)
+        else:
+            yield "shared_expert.gate_proj.weight", sliced(0, size, gates)
+            yield "shared_expert.up_proj.weight", sliced(0, size, ups)
+        yield "shared_expert.down_proj.weight", sliced(1, size, downs)
+
+    def _of_expert(self, expert: int) -> tuple[Tensor | Rows, Tensor | Rows, Tensor | Rows]:
+        """The places of this rank's features of gate, up and down."""
+        size, hidden, features = self.padded, self.hidden_size, self.inner.size
         gates, downs = _flat(self.gate_up_proj), _flat(self.down_proj)
-        size, hidden = self.inner.size, self.hidden_size
-        for expert in range(self.count):
-            start = 2 * size * expert
-            gate, up = gates[start : start + size], gates[start + size : start + 2 * size]
-            down = downs[hidden * expert : hidden * (expert + 1)]
-            yield f"experts.{expert}.gate_proj.weight", self.inner.place(0, gate)
-            yield f"experts.{expert}.up_proj.weight", self.inner.place(0, up)
-            yield f"experts.{expert}.down_proj.weight", self.inner.place(1, down)
+        start = 2 * size * expert
+        gate, up = (gates[at : at + features] for at in (start, start + size))
+        down = downs[hidden * expert : hidden * (expert + 1)]
+        return gate, up, _first_columns(down, features)
 
 
 class ClampedExperts(Experts):
@@ -106,11 +181,16 @@ class ClampedExperts(Experts):
         limit: float,
     ):
         super().__init__(num_experts, hidden_size, intermediate_size, "silu", place)
-        self.gate_up_proj_bias = place.empty(num_experts, 2 * self.inner.size)
+        self.gate_up_proj_bias = place.empty(num_experts, 2 * self.padded)
         self.down_proj_bias = place.empty(num_experts, hidden_size)
         self.alpha = alpha
         self.limit = limit
         self.adds_bias = place.ranks.rank == 0  # as outputs are added up
+
+    def align(self, unit: int, place: Placement) -> None:
+        super().align(unit, place)
+        self.gate_up_proj_bias = place.empty(self.count, 2 * self.padded)
+        self.gate_up_proj_bias.zero_()
 
     def matrices(self) -> GatedExperts:
         return GatedExperts(
@@ -128,9 +208,11 @@ class ClampedExperts(Experts):
     def parts(self) -> Iterator[tuple[str, Place]]:
         (one,) = self.inner.slices
         pairs = Kept(2 * self.inner.whole, (slice(2 * one.start, 2 * one.stop),))
-        yield "experts.gate_up_proj", pairs.place(1, _whole(self.gate_up_proj, self.count))
-        yield "experts.gate_up_proj_bias", pairs.place(1, self.gate_up_proj_bias)
-        yield "experts.down_proj", self.inner.place(2, _whole(self.down_proj, self.count))
+        gate_up = _whole(self.gate_up_proj, self.count, pairs.size, self.hidden_size)
+        down = _whole(self.down_proj, self.count, self.hidden_size, self.inner.size)
+        yield "experts.gate_up_proj", pairs.place(1, gate_up)
+        yield "experts.gate_up_proj_bias", pairs.place(1, self.gate_up_proj_bias[:, : pairs.size])
+        yield "experts.down_proj", self.inner.place(2, down)
         yield "experts.down_proj_bias", self.down_proj_bias
 
 
@@ -143,31 +225,30 @@ def _flat(weight: Weight) -> Tensor | QuantizedWeight:
     return weight if isinstance(weight, QuantizedWeight) else weight.flatten(0, 1)
 
 
-def _whole(weight: Weight, count: int) -> Tensor | Stack:
-    """The place of a tensor of the checkpoint that has the matrices of all experts."""
+def _first_columns(rows: Tensor | Rows, count: int) -> Tensor | Rows:
+    return rows._replace(columns=count) if isinstance(rows, Rows) else rows[:, :count]
+
+
+def _whole(weight: Weight, count: int, rows: int, columns: int) -> Tensor | Stack:
+    """The place of a tensor of the checkpoint that has the matrices of all experts.
+
+    Args:
+        rows, columns: the first ones of each matrix, which the tensor has.
+    """
     if isinstance(weight, Mxfp4Weight):
-        return Stack(weight, count)
+        return Stack(weight, count, rows, columns)
     assert isinstance(weight, Tensor), "other quantised matrices are stored one by one"
-    return weight
-
-
-class TokenGate(nn.Module):
-    """A factor from 0 to 1 for each token: [tokens, hidden] -> [tokens, 1]."""
-
-    def __init__(self, hidden_size: int, place: Placement):
-        super().__init__()
-        self.weight = place.empty(1, hidden_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight).sigmoid()
+    return weight[:, :rows, :columns]
 
 
 class SparseMoE(nn.Module):
     """Each token goes through the experts that the router chooses: [tokens, hidden] -> the same.
 
+    All tokens may also go through a shared expert. It is among ``experts`` (see there) if it can
+    be, or else ``shared_expert``, an MLP beside them.
+
     Args:
-        shared: an MLP that all tokens go through as well; its ranks are ``Apart``.
-        shared_gate: weights its output.
+        shared: makes the MLP; its ranks are ``Apart``. None: there is no shared expert.
     """
 
     def __init__(
@@ -176,15 +257,21 @@ class SparseMoE(nn.Module):
         experts: Experts,
         place: Placement,
         *,
-        shared: nn.Module | None = None,
-        shared_gate: TokenGate | None = None,
+        shared: Callable[[], nn.Module] | None = None,
     ):
         super().__init__()
         self.gate = router
         self.experts = experts
-        self.shared_expert = shared
-        self.shared_expert_gate = shared_gate
         self.ranks = place.ranks
+        self._make_shared = shared
+        self.shared_expert = None if shared is None or experts.shared else shared()
+
+    def set_apart(self) -> None:
+        """Take the shared expert out of ``experts``; weights are allocated again afterwards."""
+        assert self._make_shared is not None
+        self.experts.shared = 0
+        self.gate.routing = self.gate.routing._replace(shared=0)
+        self.shared_expert = self._make_shared()
 
     def forward(
         self,
@@ -201,19 +288,14 @@ class SparseMoE(nn.Module):
         """
         if norm is not None:
             x = rms_norm(x, norm)
-        weights, chosen = self.gate.route(x if routed_by is None else routed_by)
+        weights, chosen, gate = self.gate.route(x if routed_by is None else routed_by)
         is_alone = self.ranks.size == 1
         total = residual if is_alone else None
+        beside = None
         if self.shared_expert is not None:
-            total = self._add_shared(x, total)
-        out = mix_experts(x, weights, chosen, self.experts.matrices(), total)
+            if gate is None:
+                total = self.shared_expert(x, residual=total)
+            else:
+                beside = Gated(self.shared_expert(x), gate)
+        out = mix_experts(x, weights, chosen, self.experts.matrices(), total, beside)
         return out if is_alone else self.ranks.sum(out, residual)
-
-    def _add_shared(self, x: Tensor, total: Tensor | None) -> Tensor:
-        """What the shared expert makes of x, added to ``total`` in place."""
-        assert self.shared_expert is not None
-        if self.shared_expert_gate is None:
-            out: Tensor = self.shared_expert(x, residual=total)
-            return out
-        out = self.shared_expert(x) * self.shared_expert_gate(x)
-        return out if total is None else total.add_(out)

@@ -4,24 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from asyncllm.kernels.experts import choose_experts
-from asyncllm.kernels.norm import rms_norm
+from asyncllm.kernels.linear import linear
 from asyncllm.kernels.types import Norm, Routing
-from asyncllm.models.layers.linear import Linear
-from asyncllm.models.layers.parameter import Placement
+from asyncllm.models.layers.parameter import Placement, Stored
 from asyncllm.models.quant.place import Place
 
 
-class SoftmaxRouter(Linear):
+class Routes(NamedTuple):
+    """Where tokens go.
+
+    Attributes:
+        weights: in the dtype of the tokens, [tokens, experts of a token].
+        experts: int32, of the same shape.
+        gate: the logit of the shared expert's weight, [tokens, 1], if that expert is not among
+            ``experts``; None: its weight is 1.
+    """
+
+    weights: Tensor
+    experts: Tensor
+    gate: Tensor | None = None
+
+
+class Router(Stored):
     """The likeliest experts, weighted by their probabilities.
 
+    A projection, never quantised, and one launch that chooses from its logits. Every rank has all
+    of it. The gate of a shared expert is one more row of the projection.
+
     Args:
-        normalize: a token's expert weights sum to one.
+        bias: of logits.
     """
 
     def __init__(
@@ -29,20 +46,41 @@ class SoftmaxRouter(Linear):
         hidden_size: int,
         num_experts: int,
         place: Placement,
+        routing: Routing,
         *,
-        top_k: int,
-        normalize: bool,
         bias: bool = False,
     ):
-        super().__init__(hidden_size, num_experts, place, bias=bias)
-        self.routing = Routing(top_k, "softmax", normalize)
+        super().__init__()
+        self.count = num_experts
+        self.weight = place.empty(num_experts + routing.has_gate, hidden_size)
+        self.bias = place.empty(num_experts) if bias else None
+        self.routing = routing
 
-    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights in the dtype of x, and int32 experts, both [tokens, top_k]."""
-        return choose_experts(self(x), self.routing, x.dtype)
+    def route(self, x: Tensor) -> Routes:
+        """Where tokens x, [tokens, hidden], go."""
+        return self._routes(linear(x, self.weight, self.bias), x.dtype)
+
+    def _routes(
+        self,
+        logits: Tensor,
+        dtype: torch.dtype,
+        bias: Tensor | None = None,
+        factors: Tensor | None = None,
+    ) -> Routes:
+        """See ``choose_experts``."""
+        chosen = choose_experts(logits, self.routing, dtype, bias, factors)
+        is_apart = self.routing.has_gate and self.routing.shared == 0
+        return Routes(*chosen, logits[:, self.count :] if is_apart else None)
+
+    def parts(self) -> Iterator[tuple[str, Place]]:
+        yield "weight", self.weight[: self.count]
+        if self.bias is not None:
+            yield "bias", self.bias
+        if self.routing.has_gate:
+            yield "shared_gate.weight", self.weight[self.count :]
 
 
-class ScaledRouter(SoftmaxRouter):
+class ScaledRouter(Router):
     """Gemma 4's: with a norm of its own before, and a factor of each expert's weights.
 
     Args:
@@ -50,18 +88,18 @@ class ScaledRouter(SoftmaxRouter):
     """
 
     def __init__(
-        self, hidden_size: int, num_experts: int, place: Placement, *, top_k: int, eps: float
+        self, hidden_size: int, num_experts: int, place: Placement, routing: Routing, *, eps: float
     ):
-        super().__init__(hidden_size, num_experts, place, top_k=top_k, normalize=True)
+        # The normalised x is divided by the root of its size; here, its logits are.
+        routing = routing._replace(sharpness=hidden_size**-0.5)
+        super().__init__(hidden_size, num_experts, place, routing)
         self.scale = place.empty(hidden_size)
         self.per_expert_scale = place.empty(num_experts)
         self.eps = eps
 
-    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``SoftmaxRouter.route``."""
-        scaled = rms_norm(x, Norm(self.scale, self.eps)) * x.shape[-1] ** -0.5
-        weights, experts = choose_experts(self(scaled), self.routing, torch.float32)
-        return (weights * self.per_expert_scale[experts]).to(x.dtype), experts
+    def route(self, x: Tensor) -> Routes:
+        logits = linear(x, self.weight, norm=Norm(self.scale, self.eps))
+        return self._routes(logits, x.dtype, factors=self.per_expert_scale)
 
     def parts(self) -> Iterator[tuple[str, Place]]:
         yield from super().parts()
@@ -74,37 +112,21 @@ class ScaledRouter(SoftmaxRouter):
         self.per_expert_scale.fill_(1.0)
 
 
-class SigmoidRouter(nn.Module):
-    """A score from 0 to 1 for each expert, all in float32.
+class BalancedRouter(Router):
+    """GLM's: logits are float32, and ``e_score_correction_bias`` balances the load.
 
-    ``e_score_correction_bias`` is added to scores to choose experts, but not to their weights: it
-    balances the load.
-
-    Args:
-        normalize: a token's expert weights sum to ``factor``.
-        factor: of all weights.
+    It is added to scores to choose experts, but not to their weights.
     """
 
-    def __init__(
-        self,
-        hidden_size: int,
-        num_experts: int,
-        place: Placement,
-        *,
-        top_k: int,
-        normalize: bool,
-        factor: float,
-    ):
-        super().__init__()
+    def __init__(self, hidden_size: int, num_experts: int, place: Placement, routing: Routing):
+        super().__init__(hidden_size, num_experts, place, routing)
         in_float32 = replace(place, dtype=torch.float32)
-        self.weight = in_float32.empty(num_experts, hidden_size)
         self.e_score_correction_bias = in_float32.empty(num_experts)
-        self.routing = Routing(top_k, "sigmoid", normalize, factor)
 
-    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights in the dtype of x, and int32 experts, both [tokens, top_k]."""
-        logits = F.linear(x.float(), self.weight)
-        return choose_experts(logits, self.routing, x.dtype, self.e_score_correction_bias)
+    def route(self, x: Tensor) -> Routes:
+        logits = linear(x, self.weight, dtype=torch.float32)
+        return self._routes(logits, x.dtype, self.e_score_correction_bias)
 
-
-Router = SoftmaxRouter | SigmoidRouter
+    def parts(self) -> Iterator[tuple[str, Place]]:
+        yield from super().parts()
+        yield "e_score_correction_bias", self.e_score_correction_bias

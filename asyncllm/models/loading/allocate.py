@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
+from math import lcm
 
 import torch
 
@@ -11,11 +13,13 @@ from asyncllm.kernels.support import obstacle
 from asyncllm.kernels.types import FP8_BLOCK, MXFP4_BLOCK, packed_block
 from asyncllm.models.base import CausalLM
 from asyncllm.models.layers.linear import FusedLinear, Linear, RowLinear
-from asyncllm.models.layers.moe import Experts
+from asyncllm.models.layers.moe import Experts, SparseMoE
 from asyncllm.models.layers.parameter import Placement
 from asyncllm.models.loading.quantized_tensors import Fp8Layout, Int4Layout, Layout, Mxfp4Layout
 from asyncllm.models.quant.config import Quantization
 from asyncllm.models.quant.weight import Fp8Weight, Int4Weight, Mxfp4Weight, QuantizedWeight
+
+log = logging.getLogger(__name__)
 
 #: The layout of a matrix by the name of its module (the model's) and its columns on this rank; None
 #: if it is not quantised.
@@ -43,6 +47,7 @@ def kernels_take(quantization: Quantization, dtype: torch.dtype, gpu: Gpu) -> bo
 
 def allocate(model: CausalLM, place: Placement, layout_of: LayoutOf) -> None:
     """Allocate the weights of projections and experts; the model was made with ``place``."""
+    _set_shared_apart(model, layout_of)
     for projection, modules in _projections(model):
         size, depth = projection.weight.shape
         layouts = {layout_of(name, depth) for name in modules}
@@ -56,64 +61,108 @@ def allocate(model: CausalLM, place: Placement, layout_of: LayoutOf) -> None:
         else:
             del projection.weight  # a parameter's name cannot become a module's
             projection.weight = weight
-    for path, experts in list(model.named_modules()):
-        if isinstance(experts, Experts):
-            _allocate_experts(experts, path.rpartition(".")[0], place, layout_of)
+    kept = [
+        _allocate_experts(experts, path.rpartition(".")[0], place, layout_of)
+        for path, experts in list(model.named_modules())
+        if isinstance(experts, Experts)
+    ]
+    if not all(kept):
+        log.warning(
+            "experts are expanded to %s when loaded: no kernels take them as they are stored",
+            str(place.dtype).removeprefix("torch."),
+        )
 
 
-def _allocate_experts(experts: Experts, around: str, place: Placement, layout_of: LayoutOf) -> None:
-    """Allocate the weights of experts, which are children of the module at ``around``."""
+def _set_shared_apart(model: CausalLM, layout_of: LayoutOf) -> None:
+    """Give shared experts weights of their own where their format is another one, or where they
+    cannot be cut into experts in it."""
+    for path, moe in list(model.named_modules()):
+        if isinstance(moe, SparseMoE) and moe.experts.shared:
+            found = _experts_layouts(moe.experts, path, layout_of)
+            layouts = {name: next(iter(each)) for name, each in found.items() if len(each) == 1}
+            units = [_unit(name, layout) for name, layout in layouts.items()]
+            is_cut = moe.experts.shared > 1 and moe.experts.inner.whole % lcm(*units)
+            if is_cut or len(layouts) < len(found) or Mxfp4Layout() in layouts.values():
+                moe.set_apart()
+
+
+def _experts_layouts(
+    experts: Experts, around: str, layout_of: LayoutOf
+) -> dict[str, set[Layout | None]]:
+    """The layouts of the matrices of each weight; experts are children of the module ``around``."""
+    layouts: dict[str, set[Layout | None]] = {}
+    depths = {"gate_up_proj": experts.hidden_size, "down_proj": experts.inner.whole}
     for name, modules in experts.modules_on_disk().items():
-        shape = getattr(experts, name).shape
-        _, rows, depth = shape
-        size = experts.count * rows
-        layout = layout_of(f"{around}.experts.{name}", depth)
-        if not isinstance(layout, Mxfp4Layout):
-            layouts = {layout_of(f"{around}.{module}", depth) for module in modules}
-            layout = layouts.pop() if len(layouts) == 1 else None
-        (share,) = experts.inner.slices
-        bounds = [share.start, share.stop]
-        if name == "gate_up_proj":
-            weight = _experts_weight(layout, size, bounds, depth, place.device)
-        elif _divides(layout, bounds):
-            weight = _experts_weight(layout, size, [rows], depth, place.device)
+        layout = layout_of(f"{around}.experts.{name}", depths[name])
+        if isinstance(layout, Mxfp4Layout):
+            layouts[name] = {layout}
         else:
-            weight = None
+            layouts[name] = {layout_of(f"{around}.{module}", depths[name]) for module in modules}
+    return layouts
+
+
+def _allocate_experts(experts: Experts, around: str, place: Placement, layout_of: LayoutOf) -> bool:
+    """Allocate the weights of experts; returns whether those that are quantised stay so."""
+    found = _experts_layouts(experts, around, layout_of)
+    layouts = {name: next(iter(each)) if len(each) == 1 else None for name, each in found.items()}
+    units = {name: _unit(name, layout) for name, layout in layouts.items()}
+    unit = lcm(*units.values())
+    is_divided = any(bound % unit for bound in _bounds_of(experts))
+    if is_divided and experts.inner.whole > unit * (place.ranks.size - 1):
+        experts.align(unit, place)
+    is_kept = True
+    for name, shape in experts.shapes().items():
+        count, rows, depth = shape
+        weight = None
+        if not any(bound % units[name] for bound in _bounds_of(experts)):
+            bound = experts.padded if name == "gate_up_proj" else rows
+            weight = _experts_weight(layouts[name], count * rows, bound, depth, place.device)
+        is_kept &= weight is not None or found[name] == {None}
         delattr(experts, name)
         setattr(experts, name, place.empty(*shape) if weight is None else weight)
+        if experts.padded > experts.inner.size:
+            for parameter in [getattr(experts, name)] if weight is None else weight.parameters():
+                parameter.zero_()
+    return is_kept
 
 
-def _divides(layout: Layout | None, bounds: list[int]) -> bool:
-    """Whether columns in such a layout can be divided there."""
+def _bounds_of(experts: Experts) -> list[int]:
+    """Where this rank's features of an expert begin and end on disk; with padding."""
+    (share,) = experts.inner.slices
+    return [share.start, share.start + experts.padded]
+
+
+def _unit(name: str, layout: Layout | None) -> int:
+    """How many features of an expert cannot be divided in the layout of that weight."""
     match layout:
-        case Fp8Layout(blocked=True):
-            return not any(bound % FP8_BLOCK for bound in bounds)
-        case Int4Layout(group):
-            return not any(bound % group for bound in bounds)
-        case Mxfp4Layout():
-            return not any(bound % MXFP4_BLOCK for bound in bounds)
-    return True
+        case Fp8Layout(blocked):
+            return FP8_BLOCK if blocked else 16
+        case Int4Layout(group) if name == "down_proj":
+            return group
+        case Mxfp4Layout() if name == "down_proj":
+            return MXFP4_BLOCK
+    return 1
 
 
 def _experts_weight(
-    layout: Layout | None, size: int, bounds: list[int], depth: int, device: torch.device
+    layout: Layout | None, size: int, bound: int, depth: int, device: torch.device
 ) -> QuantizedWeight | None:
     """A weight of that layout for all experts; None if the kernels do not take it.
 
     Args:
         size: rows, of all experts.
-        bounds: of the parts of an expert's rows.
+        bound: rows of a part of an expert.
     """
     match layout:
         case Mxfp4Layout():
             return Mxfp4Weight(size, depth, device)
         case Fp8Layout(blocked=True):
-            if depth % FP8_BLOCK or any(bound % FP8_BLOCK for bound in bounds):
+            if depth % FP8_BLOCK or bound % FP8_BLOCK:
                 return None
             return Fp8Weight(size, depth, device, blocked=True)
         case Int4Layout(order=order) if order is not None:
             return None
-    return _weight(layout, size, bounds, depth, device)
+    return _weight(layout, size, [bound], depth, device)
 
 
 def dummy_layout(quantization: Quantization) -> LayoutOf:

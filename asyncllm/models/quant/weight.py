@@ -62,8 +62,8 @@ class QuantizedWeight(nn.Module, ABC):
         """The weight for kernels."""
 
     @abstractmethod
-    def write(self, start: int, end: int, matrix: Matrix) -> None:
-        """Set rows start .. end-1 to a matrix of this kind and layout."""
+    def write(self, start: int, end: int, columns: int, matrix: Matrix) -> None:
+        """Set the first columns of rows start .. end-1 to a matrix of this kind and layout."""
 
     @abstractmethod
     def fill_dummy(self, generator: torch.Generator) -> None:
@@ -71,31 +71,42 @@ class QuantizedWeight(nn.Module, ABC):
 
 
 class Rows(NamedTuple):
-    """Rows of a weight, as the place for a matrix of a checkpoint."""
+    """Rows of a weight, as the place for a matrix of a checkpoint.
+
+    Attributes:
+        columns: how many of them, from the first on; None: all.
+    """
 
     weight: QuantizedWeight
     start: int
     end: int
+    columns: int | None = None
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((self.end - self.start, self.weight.shape[1]))
+        columns = self.weight.shape[1] if self.columns is None else self.columns
+        return torch.Size((self.end - self.start, columns))
 
     def write(self, matrix: Matrix) -> None:
         """Set the rows to a matrix of this shape and of the weight's kind and layout."""
-        self.weight.write(self.start, self.end, matrix)
+        self.weight.write(self.start, self.end, self.shape[1], matrix)
 
 
 class Stack(NamedTuple):
-    """The matrices of all experts in one weight, as the place for a tensor of a checkpoint."""
+    """The matrices of all experts in one weight, as the place for a tensor of a checkpoint.
+
+    Attributes:
+        rows, columns: how many of each matrix, from the first on.
+    """
 
     weight: Mxfp4Weight
     experts: int
+    rows: int
+    columns: int
 
     @property
     def shape(self) -> torch.Size:
-        rows, columns = self.weight.shape
-        return torch.Size((self.experts, rows // self.experts, columns))
+        return torch.Size((self.experts, self.rows, self.columns))
 
     def write(self, value: Mxfp4Blocks) -> None:
         """Set all matrices.
@@ -103,7 +114,7 @@ class Stack(NamedTuple):
         Raises:
             ModelError: a scale is greater than kernels take.
         """
-        rows = self.shape[1]
+        rows = self.weight.shape[0] // self.experts
         for expert, (blocks, scales) in enumerate(zip(*value, strict=True)):
             matrix = pack_mxfp4(blocks.unsqueeze(0), scales.unsqueeze(0))
             self.weight.write_packed(expert * rows, matrix)
@@ -125,9 +136,9 @@ class Fp8Weight(QuantizedWeight):
     def matrix(self) -> Fp8Matrix:
         return Fp8Matrix(self.data, self.scale)
 
-    def write(self, start: int, end: int, matrix: Matrix) -> None:
+    def write(self, start: int, end: int, columns: int, matrix: Matrix) -> None:
         assert isinstance(matrix, Fp8Matrix)
-        place = self.matrix().rows(start, end)
+        place = self.matrix().rows(start, end).columns(0, columns)
         place.data.copy_(matrix.data)
         place.scale.copy_(matrix.scale)
 
@@ -166,9 +177,11 @@ class Int4Weight(QuantizedWeight):
     def matrix(self) -> Int4Matrix:
         return Int4Matrix(self.packed, self.scale, self.zero, self.order)
 
-    def write(self, start: int, end: int, matrix: Matrix) -> None:
+    def write(self, start: int, end: int, columns: int, matrix: Matrix) -> None:
         assert isinstance(matrix, Int4Matrix)
         place = self.matrix().rows(start, end)
+        if columns < self.shape[1]:
+            place = place.columns(0, columns)
         place.packed.copy_(matrix.packed)
         place.scale.copy_(matrix.scale)
         place.zero.copy_(matrix.zero)
@@ -195,11 +208,11 @@ class Mxfp4Weight(QuantizedWeight):
     def matrix(self) -> Mxfp4Matrix:
         return Mxfp4Matrix(self.packed, self.scale)
 
-    def write(self, start: int, end: int, matrix: Matrix) -> None:
+    def write(self, start: int, end: int, columns: int, matrix: Matrix) -> None:
         raise TypeError("matrices in mxfp4 are those of all experts: see Stack")
 
     def write_packed(self, start: int, matrix: Mxfp4Matrix) -> None:
-        """Set the rows from ``start`` on.
+        """Set the first columns of rows, from ``start`` on.
 
         Raises:
             ModelError: a scale is greater than kernels take.
@@ -209,8 +222,9 @@ class Mxfp4Weight(QuantizedWeight):
                 f"an mxfp4 matrix is scaled by 2^{greatest - 127}; at most "
                 f"2^{MXFP4_MAX_SCALE - 127} is taken"
             )
-        self.packed[start : start + len(matrix.packed)].copy_(matrix.packed)
-        self.scale[start : start + len(matrix.scale)].copy_(matrix.scale)
+        rows = slice(start, start + len(matrix.packed))
+        for place, values in ((self.packed, matrix.packed), (self.scale, matrix.scale)):
+            place[rows, : values.shape[1]].copy_(values)
 
     def fill_dummy(self, generator: torch.Generator) -> None:
         self.packed.random_(0, 256, generator=generator)

@@ -144,7 +144,10 @@ def test_published_configurations(name: str, tmp_path: Path) -> None:
     [
         ("olmoe", {"clip_qkv": 8.0}, ["clip_qkv is 8.0"]),
         ("olmoe", {"num_experts_per_tok": 9}, ["num_experts_per_tok is 9", "num_experts is 8"]),
-        ("glm4_moe", {"n_group": 4}, ["n_group is 4"]),
+        ("glm4_moe", {"n_group": 3}, ["n_group 3", "8 experts"]),
+        ("glm4_moe", {"n_group": 8, "topk_group": 8}, ["n_group 8"]),
+        ("glm4_moe", {"n_group": 2, "topk_group": 3}, ["topk_group is 3 of 2"]),
+        ("glm4_moe", {"n_group": 4, "topk_group": 1}, ["topk_group is 1", "2 experts", "3"]),
         ("smollm3", {"no_rope_layers": [1, 0]}, ["no_rope_layers has 2 entries for 4 layers"]),
         ("gemma", {"use_bidirectional_attention": True}, ["bidirectional"]),
         ("qwen2", {"is_causal": False}, ["bidirectional"]),

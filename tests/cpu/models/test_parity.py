@@ -61,11 +61,23 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral3-scaled": ("mistral3_vision", {"text_config": "ministral3"}),
     "smollm3-window": ("smollm3", {"use_sliding_window": True, "sliding_window": 32}),
     "granite-experts-alone": ("granite_moe", {"shared_intermediate_size": 0}),
-    "glm4-moe-plain": ("glm4_moe", {"use_qk_norm": False, "first_k_dense_replace": 0}),
+    "granite-two-shared-experts": (
+        "granite_moe",
+        {"shared_intermediate_size": 192, "num_experts_per_tok": 4},
+    ),
+    "glm4-moe-plain": (
+        "glm4_moe",
+        {"use_qk_norm": False, "first_k_dense_replace": 0, "n_shared_experts": 3},
+    ),
+    "glm4-moe-groups": (
+        "glm4_moe",
+        {"n_group": 4, "topk_group": 3, "num_experts_per_tok": 5, "n_shared_experts": 2},
+    ),
     "qwen2-moe-window": (
         "qwen2_moe",
         {"use_sliding_window": True, "sliding_window": 32, "norm_topk_prob": True},
     ),
+    "qwen2-moe-shared-expert": ("qwen2_moe", {"shared_expert_intermediate_size": 24}),
     "starcoder2-plain": ("starcoder2", {"use_bias": False, "tie_word_embeddings": False}),
     "qwen3-moe-raw": (
         "qwen3_moe",

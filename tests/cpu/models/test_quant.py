@@ -17,7 +17,7 @@ from asyncllm.errors import ModelError
 from asyncllm.kernels.linear import linear
 from asyncllm.kernels.types import Mxfp4Matrix
 from asyncllm.models.base import CausalLM
-from asyncllm.models.layers.moe import Experts
+from asyncllm.models.layers.moe import Experts, SparseMoE
 from asyncllm.models.loading import loader
 from asyncllm.models.loading.loader import load_model
 from asyncllm.models.quant.config import Quantization, parse_quantization
@@ -146,6 +146,31 @@ def test_kept_experts_give_the_same_logits(name: str, family: str, tmp_path: Pat
             # Those of ordered columns are in another order for each expert.
             is_kept = name != "gptq-ordered" and not (is_partial and ".1." in path)
             assert len(_kept(experts)) == 2 * is_kept, path
+    rows = [(0, 0, [5, 6, 7]), (1, 0, list(range(10, 30)))]
+    got, wanted = (step(each, DenseBackend(), rows) for each in (model, expected))
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("keep")
+@pytest.mark.parametrize("name", ["compressed-tensors", "awq"])
+def test_a_shared_expert_in_another_format_is_an_mlp(name: str, tmp_path: Path) -> None:
+    sizes = {**BLOCKS, "moe_intermediate_size": 128, "max_shard_size": 10**9}
+    folder, dense = quantized.make(name, tmp_path, "glm4_moe", **sizes)
+    moe = _load(folder).get_submodule("model.layers.2.mlp")
+    assert isinstance(moe, SparseMoE)
+    assert (moe.experts.shared, moe.shared_expert) == (2, None)
+
+    def mixed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        meant = load_file(dense / "model.safetensors")
+        kept = {key: value for key, value in weights.items() if ".shared_experts." not in key}
+        return kept | {key: value for key, value in meant.items() if ".shared_experts." in key}
+
+    quantized.edit(folder, mixed)
+    model, expected = _load(folder), _load(dense)
+    moe = model.get_submodule("model.layers.2.mlp")
+    assert isinstance(moe, SparseMoE)
+    assert (moe.experts.shared, len(_kept(moe.experts))) == (0, 2)
     rows = [(0, 0, [5, 6, 7]), (1, 0, list(range(10, 30)))]
     got, wanted = (step(each, DenseBackend(), rows) for each in (model, expected))
     for one, other in zip(got, wanted, strict=True):

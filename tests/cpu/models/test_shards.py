@@ -72,6 +72,23 @@ def test_quantised_matrices_are_divided(
     _assert_equal_logits(folder, 2)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("name", [name for name in quantized.FORMATS if name != "gptq-ordered"])
+def test_experts_are_divided_between_scales(
+    name: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 160 features, a scale has 128 or 32: ranks have different numbers of them."""
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 160}
+    folder, _ = quantized.make(name, tmp_path, "glm4_moe", **sizes)
+    monkeypatch.setattr(loader, "can_keep", lambda *_: True)
+    for rank in range(size):
+        assert {
+            "model.layers.2.mlp.experts.gate_up_proj",
+            "model.layers.2.mlp.experts.down_proj",
+        } <= set(_quantized_names(folder, Apart(rank, size)))
+    _assert_equal_logits(folder, size)
+
+
 def test_blocks_of_scales_are_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Queries, keys and values are one matrix there, whose total is a multiple of a block."""
     sizes = {"hidden_size": 1536, "intermediate_size": 1024, "num_hidden_layers": 1}

@@ -19,6 +19,7 @@ from asyncllm.kernels.triton.experts.routing import choose_experts, group_rows, 
 from asyncllm.kernels.types import (
     ExpertWeight,
     Fp8Matrix,
+    Gated,
     GatedExperts,
     Int4Matrix,
     Mxfp4Matrix,
@@ -29,17 +30,40 @@ from tests.support.kernels.device import DEVICE
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
-@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
-@pytest.mark.parametrize(("count", "top_k"), [(128, 8), (5, 2), (60, 4), (3, 3), (1, 1)])
-def test_choices(scores: str, count: int, top_k: int) -> None:
-    logits = torch.randn(7, count, device=DEVICE)
-    bias = torch.randn(count, device=DEVICE) if scores == "sigmoid" else None
-    for normalize in (False, True):
-        routing = Routing(top_k, scores, normalize, 1.5)  # type: ignore[arg-type]
-        weights, experts = choose_experts(logits, routing, torch.float32, bias)
-        same_weights, same = in_torch.choose_experts.reference(logits, routing, torch.float32, bias)
-        assert experts.tolist() == same.tolist()
-        torch.testing.assert_close(weights, same_weights)
+ROUTINGS = {
+    "probabilities": (128, Routing(8, "softmax", False)),
+    "normalised": (60, Routing(4, "softmax", True)),
+    "sharpened": (128, Routing(8, "softmax", True, sharpness=0.02)),
+    "scaled": (128, Routing(8, "sigmoid", True, 2.5)),
+    "scores as they are": (5, Routing(2, "sigmoid", False)),
+    "all": (3, Routing(3, "softmax", False)),
+    "one": (1, Routing(1, "sigmoid", True)),
+    "best groups": (160, Routing(6, "softmax", False, 16.0, groups=8, top_groups=3)),
+    "sums of two": (256, Routing(8, "sigmoid", True, 2.5, groups=8, top_groups=4)),
+    "odd groups": (15, Routing(4, "sigmoid", True, groups=5, top_groups=2)),
+    "a shared expert": (128, Routing(8, "sigmoid", True, 1.5, shared=1)),
+    "shared experts": (64, Routing(6, "softmax", False, groups=4, top_groups=2, shared=2)),
+    "a gate": (60, Routing(4, "softmax", True, shared=3, has_gate=True)),
+    "a gate of none": (60, Routing(4, "softmax", False, has_gate=True)),
+}
+#: The interpreter takes some milliseconds for each.
+TOKENS = 10 if DEVICE == "cpu" else 4097
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_choices(name: str) -> None:
+    """Of random logits, and of some that are often equal."""
+    count, routing = ROUTINGS[name]
+    bias = torch.randn(count, device=DEVICE) if routing.scores == "sigmoid" else None
+    factors = torch.rand(count, device=DEVICE) if routing.sharpness != 1.0 else None
+    random = torch.randn(TOKENS, count + routing.has_gate, device=DEVICE)
+    for logits, added in ((random, bias), (random.bfloat16(), None), (random.round(), None)):
+        for tokens in (1, TOKENS):
+            arguments = logits[:tokens], routing, torch.float32, added, factors
+            weights, experts = choose_experts(*arguments)
+            same_weights, same = in_torch.choose_experts.reference(*arguments)
+            assert experts.tolist() == same.tolist()
+            torch.testing.assert_close(weights, same_weights)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # of the interpreter
@@ -127,6 +151,23 @@ def check(
 
 
 SHAPES = [(1, 2, 4, 32, 64), (9, 2, 3, 48, 80), (70, 1, 2, 24, 136), (40, 3, 8, 64, 64)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_expert_beside_is_weighted(dtype: torch.dtype) -> None:
+    """The logits of its weight are a column of others."""
+    experts, tokens = to(random_experts(4, 48, 80, "silu"), dtype), 9
+    x, beside, residual = (torch.randn(tokens, 80).to(DEVICE, dtype) for _ in range(3))
+    logit = torch.randn(tokens, 5).to(DEVICE, dtype)[:, 4:]
+    chosen = torch.tensor([[0, 2]] * tokens, dtype=torch.int32, device=DEVICE)
+    weights = torch.rand(tokens, 2).to(DEVICE, dtype)
+    without = mix_experts(x, weights, chosen, experts).double()
+    for start in (None, residual.clone()):
+        got = mix_experts(x, weights, chosen, experts, start, Gated(beside, logit))
+        expected = without + beside * logit.double().sigmoid()
+        expected = expected if start is None else expected + residual
+        tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+        torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

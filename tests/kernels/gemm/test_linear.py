@@ -20,6 +20,7 @@ from asyncllm.kernels.tuning import (
     guess,
     parse,
 )
+from tests.support.kernels.device import DEVICE
 from tests.support.kernels.linear_case import AROUND, DTYPE, Case, poison
 
 pytest.importorskip("triton")
@@ -118,6 +119,20 @@ def test_public_function(rows: int, around: dict[str, Any]) -> None:
     if rows > 0:
         case.check(got)
     assert got.shape == case.expected.shape
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, 64, 200, 300])
+def test_products_that_are_not_rounded(rows: int) -> None:
+    """Logits of a router in float32, of a 16-bit x and weight."""
+    x, weight = (torch.randn(n, 512, device=DEVICE).to(DTYPE) for n in (rows, 144))
+    expected = x.double() @ weight.double().t()
+    found = [linear(x, weight, dtype=torch.float32)]
+    if rows <= 8:
+        tile = GEMV if rows == 1 else REGISTER_SKINNY
+        found.append(project(tile, Projection(x, weight, dtype=torch.float32)))
+    for got in found:
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("around", AROUND, ids=lambda around: "-".join(around) or "plain")

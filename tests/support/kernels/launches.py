@@ -26,7 +26,7 @@ from asyncllm.kernels.tuning import (
     TmaSplitTile,
     TmaTile,
 )
-from asyncllm.kernels.types import AttentionSpec, GatedExperts, HeadEncoding, Norm
+from asyncllm.kernels.types import AttentionSpec, Gated, GatedExperts, HeadEncoding, Norm
 from asyncllm.startup.triton_prebuild import Variant, gpus_of, recorded_launches
 
 if TYPE_CHECKING:
@@ -193,6 +193,7 @@ def launch_sinks() -> None:
 
 def launch_linear() -> None:
     from asyncllm.kernels.triton.gemm.linear import project
+    from asyncllm.kernels.triton.gemm.projection import Projection
 
     for rows, tile in (
         (1, GemvTile(block_n=4, block_k=1024, warps=4)),
@@ -200,6 +201,8 @@ def launch_linear() -> None:
     ):
         project(tile, gated(rows))
         project(tile, added(rows))
+        routed = half(rows, HIDDEN), half(128, HIDDEN)
+        project(tile, Projection(*routed, dtype=torch.float32))
 
 
 def launch_linear_hopper() -> None:
@@ -334,7 +337,10 @@ def launch_experts() -> None:
     biases = half(EXPERTS, 2 * INNER), half(EXPERTS, HIDDEN)
     mix(GatedExperts(EXPERTS, *packed, *biases, "clamped", True, 1.7, 7.0), (1, 16, 2048))
     choose_experts(half(3, 128), Routing(8, "softmax", True), BF16)
-    choose_experts(half(3, 128), Routing(8, "sigmoid", True), BF16, half(128))
+    choose_experts(half(3, 128), Routing(8, "softmax", True), BF16, factors=half(128))
+    choose_experts(half(3, 61), Routing(4, "softmax", True, shared=2, has_gate=True), BF16)
+    balanced = Routing(8, "sigmoid", True, 2.5, groups=8, top_groups=4, shared=1)
+    choose_experts(torch.empty(3, 160), balanced, BF16, torch.empty(160))
 
 
 def mix(experts: GatedExperts, numbers: Iterable[int]) -> None:
@@ -343,7 +349,9 @@ def mix(experts: GatedExperts, numbers: Iterable[int]) -> None:
 
     for tokens in numbers:
         chosen = half(tokens, 4), int32(tokens, 4)
-        mix_experts(half(tokens, HIDDEN), *chosen, experts, half(tokens, HIDDEN))
+        x = half(tokens, HIDDEN)
+        mix_experts(x, *chosen, experts, half(tokens, HIDDEN))
+        mix_experts(x, *chosen, experts, half(tokens, HIDDEN), Gated(x, half(tokens, 1)))
 
 
 LAUNCHES: dict[str, Callable[[], None]] = {

@@ -74,6 +74,28 @@ GEMMA4_26B_A4B: dict[str, Any] = {
         "use_bidirectional_attention": "vision",
     },
 }
+#: A dense layer, then experts and a shared one.
+GLM45_AIR: dict[str, Any] = {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "vocab_size": 151552,
+    "hidden_size": 4096,
+    "intermediate_size": 10944,
+    "num_hidden_layers": 46,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "attention_bias": True,
+    "partial_rotary_factor": 0.5,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 1408,
+    "first_k_dense_replace": 1,
+    "max_position_embeddings": 131072,
+    "eos_token_id": 151329,
+    "dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
 FP8: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
 

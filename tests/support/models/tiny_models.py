@@ -205,6 +205,7 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **_ROTARY,
             **_EXPERTS,
+            "num_experts_per_tok": 4,
             "n_routed_experts": 8,
             "n_shared_experts": 2,
             "moe_intermediate_size": 24,

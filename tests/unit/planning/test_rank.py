@@ -17,6 +17,7 @@ from asyncllm.sim.cost import SHAPES
 from tests.support.models.configs import (
     FP8,
     GEMMA4_26B_A4B,
+    GLM45_AIR,
     QWEN3_8B,
     QWEN3_30B_A3B,
     config_folder,
@@ -56,6 +57,15 @@ def test_experts(tmp_path: Path) -> None:
     assert rank.work.token_expert_bytes == rank.work.expert_bytes * 8 / 128
     assert 4 * rank.weight_bytes == pytest.approx(2 * 30.5e9, rel=0.02)
     assert rank.num_sums == 2 * 48 + 1
+
+
+def test_every_token_reads_a_shared_expert(tmp_path: Path) -> None:
+    rank, alone = (rank_of(tmp_path, GLM45_AIR, n_shared_experts=n) for n in (1, 0))
+    assert rank.work.expert_bytes == alone.work.expert_bytes
+    assert rank.work.token_expert_bytes == alone.work.token_expert_bytes
+    shared = 2 * 45 * 3 * 4096 * 1408
+    assert rank.work.weight_bytes - alone.work.weight_bytes == shared
+    assert rank.work.token_flops - alone.work.token_flops == shared
 
 
 def test_layers_of_different_shapes(tmp_path: Path) -> None:

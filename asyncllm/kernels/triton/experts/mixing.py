@@ -10,17 +10,21 @@ from torch import Tensor
 from asyncllm.kernels.triton.experts.products import Tile, first_product, second_product
 from asyncllm.kernels.triton.experts.routing import group_rows
 from asyncllm.kernels.triton.launch import Launcher, cdiv, shared_bytes
-from asyncllm.kernels.types import Fp8Matrix, GatedExperts, Int4Matrix, Mxfp4Matrix
+from asyncllm.kernels.types import Fp8Matrix, Gated, GatedExperts, Int4Matrix, Mxfp4Matrix
 
 
-@triton.jit(do_not_specialize=["elements"])
+@triton.jit(do_not_specialize=["elements", "logit_stride"])
 def _add_up(
     out,  # [tokens, SIZE]
     parts,  # [tokens, TOP_K, SIZE]
+    beside,  # [tokens, SIZE]
+    logit,  # [tokens, 1]
     elements,
+    logit_stride,
     SIZE: tl.constexpr,
     TOP_K: tl.constexpr,
     BLOCK: tl.constexpr,
+    BESIDE: tl.constexpr,
     RESIDUAL: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -33,6 +37,10 @@ def _add_up(
     total = tl.load(part, exists, other=0.0).to(tl.float32)
     for j in tl.static_range(1, TOP_K):
         total += tl.load(part + j * SIZE, exists, other=0.0).to(tl.float32)
+    if BESIDE:
+        gate = tl.load(logit + at // SIZE * logit_stride, exists, other=0.0).to(tl.float32)
+        value = tl.load(beside + at, exists, other=0.0).to(tl.float32)
+        total += value / (1.0 + tl.exp(-gate))
     if RESIDUAL:
         total += tl.load(out + at, exists, other=0.0).to(tl.float32)
     tl.store(out + at, total.to(out.dtype.element_ty), exists)
@@ -47,6 +55,7 @@ def mix_experts(
     chosen: Tensor,
     experts: GatedExperts,
     residual: Tensor | None = None,
+    beside: Gated | None = None,
 ) -> Tensor:
     """See ``kernels.experts.mix_experts``."""
     tokens, top_k = chosen.shape
@@ -60,16 +69,20 @@ def mix_experts(
     first_product(inner, x, experts, groups, first, top_k)
     parts = x.new_empty(rows, x.shape[1])
     second_product(parts, inner, weights, experts, groups, second)
-    add_up(out, parts, top_k, has_residual=residual is not None)
+    add_up(out, parts, top_k, beside, has_residual=residual is not None)
     return out
 
 
-def add_up(out: Tensor, parts: Tensor, top_k: int, *, has_residual: bool) -> None:
-    """Add the parts of each token, in order, to what ``out`` has or to nothing."""
+def add_up(
+    out: Tensor, parts: Tensor, top_k: int, beside: Gated | None, *, has_residual: bool
+) -> None:
+    """Add the parts of each token, in order, and ``beside``, to what ``out`` has or to nothing."""
     block = 512
     grid = (cdiv(out.numel(), block), 1, 1)
-    constants = out.shape[1], top_k, block, has_residual
-    _launch(grid, (out, parts, out.numel()), constants, 4)
+    values, logit = (None, None) if beside is None else beside
+    stride = 0 if logit is None else logit.stride(0)
+    constants = out.shape[1], top_k, block, beside is not None, has_residual
+    _launch(grid, (out, parts, values, logit, out.numel(), stride), constants, 4)
 
 
 def inner_size(experts: GatedExperts) -> int:

@@ -19,27 +19,39 @@ from asyncllm.kernels.types import Routing
 
 @triton.jit
 def _choose_experts(
-    weights,  # [tokens, TOP_K]
-    experts,  # int32 [tokens, TOP_K]
-    logits,  # [tokens, COUNT]
+    weights,  # [tokens, TOP_K + SHARED]
+    experts,  # int32 [tokens, TOP_K + SHARED]
+    logits,  # [tokens, COUNT], or [tokens, COUNT + 1] with a gate
     bias,  # [COUNT]
+    factors,  # [COUNT]
     FACTOR: tl.constexpr,
+    SHARPNESS: tl.constexpr,
     COUNT: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
     TOP_K: tl.constexpr,
+    SHARED: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SIGMOID: tl.constexpr,
-    BIAS: tl.constexpr,
     NORMALIZE: tl.constexpr,
+    GATE: tl.constexpr,
+    BIAS: tl.constexpr,
+    FACTORS: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """``BLOCK``: of the experts of a group, with padding; there are ``BLOCK_GROUPS`` of them."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
-    e = tl.arange(0, BLOCK)
-    exists = e < COUNT
-    logit = tl.load(logits + token * COUNT + e, exists, other=float("-inf")).to(tl.float32)
+    logits += token * (COUNT + GATE)
+    EACH: tl.constexpr = COUNT // GROUPS
+    i = tl.arange(0, BLOCK_GROUPS * BLOCK)
+    e = i // BLOCK * EACH + i % BLOCK
+    exists = (i % BLOCK < EACH) & (i // BLOCK < GROUPS)
+    logit = tl.load(logits + e, exists, other=float("-inf")).to(tl.float32) * SHARPNESS
     if SIGMOID:
         score = 1.0 / (1.0 + tl.exp(-logit))
     else:
@@ -49,40 +61,84 @@ def _choose_experts(
     if BIAS:
         rank += tl.load(bias + e, exists, other=0.0).to(tl.float32)
     rank = tl.where(exists, rank, float("-inf"))
+    if GROUPS > 1:
+        rank = _in_best_groups(rank, GROUPS, TOP_GROUPS, BLOCK_GROUPS, BLOCK, SIGMOID)
     j = tl.arange(0, BLOCK_K)
-    chosen = tl.zeros([BLOCK_K], tl.int32)
+    chosen = COUNT + j - TOP_K
     weight = tl.zeros([BLOCK_K], tl.float32)
-    for i in tl.static_range(TOP_K):
+    for k in tl.static_range(TOP_K):
         # Of NaN none is the greatest: any expert will do, if only there is one.
         best = tl.min(tl.where(rank == tl.max(rank), e, COUNT - 1))
-        chosen = tl.where(j == i, best, chosen)
-        weight = tl.where(j == i, tl.sum(tl.where(e == best, score, 0.0)), weight)
+        chosen = tl.where(j == k, best, chosen)
+        weight = tl.where(j == k, tl.sum(tl.where(e == best, score, 0.0)), weight)
         rank = tl.where(e == best, float("-inf"), rank)
     if NORMALIZE:
         weight /= tl.sum(weight) + 1e-20
-    at = token * TOP_K + j
-    tl.store(experts + at, chosen, j < TOP_K)
-    tl.store(weights + at, (weight * FACTOR).to(weights.dtype.element_ty), j < TOP_K)
+    weight *= FACTOR
+    if FACTORS:
+        weight *= tl.load(factors + chosen, j < TOP_K, other=0.0).to(tl.float32)
+    if SHARED > 0:
+        shared = 1.0
+        if GATE:
+            shared = 1.0 / (1.0 + tl.exp(-tl.load(logits + COUNT).to(tl.float32)))
+        weight = tl.where(j < TOP_K, weight, shared)
+    at = token * (TOP_K + SHARED) + j
+    used = j < TOP_K + SHARED
+    tl.store(experts + at, chosen, used)
+    tl.store(weights + at, weight.to(weights.dtype.element_ty), used)
+
+
+@triton.jit
+def _in_best_groups(
+    rank,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SUM_OF_TWO: tl.constexpr,
+):
+    """The ranks of experts, and minus infinity outside of the best groups."""
+    ranks = tl.reshape(rank, [BLOCK_GROUPS, BLOCK])
+    best = tl.max(ranks, axis=1)
+    if SUM_OF_TWO:
+        i = tl.arange(0, BLOCK)[None, :]
+        first = tl.min(tl.where(ranks == best[:, None], i, BLOCK), axis=1)
+        best += tl.max(tl.where(i == first[:, None], float("-inf"), ranks), axis=1)
+    group = tl.arange(0, BLOCK_GROUPS)
+    is_best = group < 0
+    for _ in tl.static_range(TOP_GROUPS):
+        found = tl.min(tl.where(best == tl.max(best), group, GROUPS - 1))
+        is_best |= group == found
+        best = tl.where(group == found, float("-inf"), best)
+    ranks = tl.where(is_best[:, None], ranks, float("-inf"))
+    return tl.reshape(ranks, [BLOCK_GROUPS * BLOCK])
 
 
 _launch_choice = Launcher(_choose_experts)
 
 
 def choose_experts(
-    logits: Tensor, routing: Routing, dtype: torch.dtype, bias: Tensor | None = None
+    logits: Tensor,
+    routing: Routing,
+    dtype: torch.dtype,
+    bias: Tensor | None = None,
+    factors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See ``kernels.experts.choose_experts``."""
-    tokens, count = logits.shape
-    weights = torch.empty(tokens, routing.top_k, dtype=dtype, device=logits.device)
-    experts = torch.empty(tokens, routing.top_k, dtype=torch.int32, device=logits.device)
+    tokens, count = len(logits), logits.shape[1] - routing.has_gate
+    weights = torch.empty(tokens, routing.used, dtype=dtype, device=logits.device)
+    experts = torch.empty(tokens, routing.used, dtype=torch.int32, device=logits.device)
     if tokens == 0:
         return weights, experts
+    groups = routing.groups
     constants = (
-        *(routing.factor, count, next_power_of_2(count)),
-        *(routing.top_k, next_power_of_2(routing.top_k)),
-        *(routing.scores == "sigmoid", bias is not None, routing.normalize),
+        *(routing.factor, routing.sharpness, count, groups, routing.top_groups),
+        *(next_power_of_2(groups), next_power_of_2(count // groups)),
+        *(routing.top_k, routing.shared, next_power_of_2(routing.used)),
+        *(routing.scores == "sigmoid", routing.normalize, routing.has_gate),
+        *(bias is not None, factors is not None),
     )
-    _launch_choice((tokens, 1, 1), (weights, experts, logits, bias), constants, 1)
+    _launch_choice((tokens, 1, 1), (weights, experts, logits, bias, factors), constants, 1)
     return weights, experts
 
 

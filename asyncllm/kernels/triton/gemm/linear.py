@@ -73,13 +73,14 @@ def linear(
     norm: Norm | None = None,
     residual: Tensor | None = None,
     act: str | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """See ``kernels.linear.linear``."""
     if isinstance(weight, Fp8Matrix):
         return fp8_linear(Projection(x, weight, bias, norm, residual, act))
     if isinstance(weight, Int4Matrix):
         return int4_linear(Projection(x, weight, bias, norm, residual, act))
-    p = Projection(x, weight, bias, norm, residual, act)
+    p = Projection(x, weight, bias, norm, residual, act, dtype)
     tile = _choose(p) if 0 < len(x) <= MAX_ROWS else None
     return cublas_linear(p) if tile is None else project(tile, p)
 
@@ -90,6 +91,8 @@ def _choose(p: Projection[Tensor]) -> Tile | None:
     shape = Shape.of(p.weight, p.norm is not None, epilogue)
     gpu, max_waiting = gpu_of(p.x.device), max_waiting_programs(p.x.device)
     tile = choose(gpu.name, len(p.x), shape, hopper=gpu.is_hopper)
+    if p.dtype is not None and isinstance(tile, TmaSplitTile):
+        return None  # it stores the dtype of x
     # The kernels copy 16 bytes of the weight at a time.
     if tile is None or p.weight.data_ptr() % 16 > 0 or not fits(tile, p.x, shape, max_waiting):
         return None

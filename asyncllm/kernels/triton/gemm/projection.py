@@ -24,6 +24,7 @@ class Projection(NamedTuple, Generic[W]):
     norm: Norm | None = None
     residual: Tensor | None = None
     act: str | None = None
+    dtype: torch.dtype | None = None
 
     @property
     def gain(self) -> Tensor | None:
@@ -51,7 +52,7 @@ class Projection(NamedTuple, Generic[W]):
             return self.residual
         size = _rows_of(self.weight)
         shape = len(self.x), size if self.act is None else size // 2
-        return torch.empty(shape, dtype=self.x.dtype, device=self.x.device)
+        return torch.empty(shape, dtype=self.dtype or self.x.dtype, device=self.x.device)
 
     def normalised(self) -> Projection[W]:
         """The same with x normalised by a kernel of its own."""
@@ -75,6 +76,8 @@ def _rows_of(weight: Weight) -> int:
 def cublas_linear(p: Projection[Tensor]) -> Tensor:
     """The product by cuBLAS, and kernels for the norm and the activation."""
     p = p.normalised()
+    if p.dtype not in (None, p.x.dtype):
+        return torch.mm(p.x, p.weight.t(), out_dtype=p.dtype)
     if p.residual is not None and p.bias is None:
         return p.residual.addmm_(p.x, p.weight.t())
     return p.finish(F.linear(p.x, p.weight, p.bias))
