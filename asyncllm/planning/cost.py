@@ -70,6 +70,10 @@ class PredictedCost:
         seconds = max(seconds, least / 2)
         return seconds + decode_steps * self.rank_seconds(int(lengths.sum()), num_samples)
 
+    def least_seconds(self, starts: np.ndarray, lengths: np.ndarray, num_samples: int) -> float:
+        """What a step takes if nothing but bandwidth and arithmetic bound it."""
+        return self._roofline.step(starts, lengths, num_samples) - self._roofline.base_seconds
+
     def rank_seconds(self, tokens: int, num_samples: int) -> float:
         """What the ranks exchange in a step of so many tokens, of which some are sampled from."""
         if self._tp == 1:

@@ -21,6 +21,8 @@ from asyncllm.planning.rank import RankModel, rank_model
 
 #: Context lengths for which sequences are counted, as far as the model has them.
 LENGTHS: Final = (1024, 4096, 16384)
+#: Rows of the decode steps whose rates are given.
+ROWS: Final = (1, 8, 32, 64, 256)
 
 _MEASURED: Final = (
     "Step times are measured: this model on one H200. In eight loads of 0.6B and 8B, simulated "
@@ -54,6 +56,15 @@ _EXPERTS: Final = (
     "Models with experts take longer than is estimated: a token of one request of Qwen3-30B-A3B "
     "takes 2.7 ms on an H200, where 2.1 are estimated, and one of gpt-oss-20b 2.1 instead of 1.2."
 )
+_LIMIT: Final = (
+    "Tokens/s are of decode steps with 1,024 tokens cached of each sequence. The limit is the time "
+    "to read weights, keys and values at the bandwidth that matmuls reach, or to multiply, without "
+    "any between kernels; experts are taken to be drawn at random."
+)
+_PADDED: Final = (
+    "Experts' features are divided between their scales, and padded to equal parts: {:,.2f} GiB of "
+    "each GPU's weights."
+)
 _KEPT: Final = "{} weights are read as they are stored; arithmetic counts as in 16 bits."
 _EXPANDED: Final = "{} weights are expanded to 16 bits, as this GPU has no kernels for them."
 
@@ -70,6 +81,19 @@ class Placement(NamedTuple):
         return f"{self.tp * self.dp} x {self.gpu}" + (f" ({', '.join(ways)})" if ways else "")
 
 
+class DecodeRate(msgspec.Struct, frozen=True):
+    """Tokens a second of decode steps, with 1,024 tokens cached of each row.
+
+    Attributes:
+        limit: what the GPU's bandwidth and arithmetic allow, without the time between kernels and
+            that of sums over ranks.
+    """
+
+    rows: int
+    estimated: float
+    limit: float
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A model on some GPUs. Memory is in bytes, of each GPU; times are in seconds.
 
@@ -79,6 +103,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         longest: sequence, prompt and output.
         sequences: how many of a length run at once in a replica, by length.
         decode_seconds: of a decode step of one row, with 1,024 tokens cached.
+        decode_rates: of such steps of several rows, as many as fit.
         sums_per_step: over the ranks.
         rank_seconds: what the ranks exchange in that decode step.
         is_measured: whether step times are this model's, measured on this GPU.
@@ -95,6 +120,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     longest: int
     sequences: dict[int, int]
     decode_seconds: float
+    decode_rates: list[DecodeRate]
     sums_per_step: int
     rank_seconds: float
     is_measured: bool
@@ -127,7 +153,12 @@ def make_plan(
     cost = PredictedCost(rank, gpu, where.tp)
     capacity = limits.num_pages * limits.page_size
     shown = [*(n for n in lengths if n < limits.max_model_len), limits.max_model_len]
-    one = np.array([min(1024, limits.max_model_len - 1)]), np.array([1])
+    cached = min(1024, limits.max_model_len - 1)
+    rates = [
+        _decode_rate(cost, rows, cached)
+        for rows in ROWS
+        if rows <= min(capacity // (cached + 1), limits.max_num_seqs)
+    ]
     return Plan(
         gpu=where.gpu,
         tp=where.tp,
@@ -138,13 +169,19 @@ def make_plan(
         pages=limits.num_pages,
         longest=limits.max_model_len,
         sequences={n: min(capacity // n, limits.max_num_seqs) for n in shown},
-        decode_seconds=cost.seconds(*one, 1),
+        decode_seconds=1 / rates[0].estimated,
+        decode_rates=rates,
         sums_per_step=rank.num_sums,
         rank_seconds=cost.rank_seconds(1, 1),
         is_measured=cost.is_measured,
         predictions=[predict(load, limits, cost, config.policy, where.dp) for load in loads],
         notes=_notes(where, rank, cost),
     )
+
+
+def _decode_rate(cost: PredictedCost, rows: int, cached: int) -> DecodeRate:
+    step = np.full(rows, cached), np.ones(rows, np.int64), rows
+    return DecodeRate(rows, rows / cost.seconds(*step), rows / cost.least_seconds(*step))
 
 
 def _notes(where: Placement, rank: RankModel, cost: PredictedCost) -> list[str]:
@@ -157,8 +194,11 @@ def _notes(where: Placement, rank: RankModel, cost: PredictedCost) -> list[str]:
         notes.append(_TP.format(known if gpu.has_nvlink else _SUMS_PCIE))
     if where.dp > 1:
         notes.append(_DP)
+    notes.append(_LIMIT)
     if rank.work.expert_bytes:
         notes.append(_EXPERTS)
+    if rank.padded_bytes:
+        notes.append(_PADDED.format(rank.padded_bytes / 2**30))
     if quantization is not None:
         notes.append((_KEPT if rank.is_kept else _EXPANDED).format(quantization.method))
     return notes

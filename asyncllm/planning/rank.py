@@ -35,6 +35,7 @@ class RankModel(NamedTuple):
 
     Attributes:
         weight_bytes, table_bytes: of all its parameters, and of tables such as rotary angles.
+        padded_bytes: of the parameters, those with which experts are padded; see ``Experts``.
         captured_tokens: of the largest mixed step that is captured; 0: none is.
         num_sums: how often a step adds up over the ranks, ``sum_bytes`` for each token.
         logit_bytes: of the logits of one row.
@@ -44,6 +45,7 @@ class RankModel(NamedTuple):
     spec: ModelSpec
     work: Work
     weight_bytes: int
+    padded_bytes: int
     table_bytes: int
     captured_tokens: int
     num_sums: int
@@ -83,6 +85,7 @@ def rank_model(config: EngineConfig, spec: ModelSpec, gpu: Gpu) -> RankModel:
         spec=spec,
         work=work_of(model, spec, dtype.itemsize),
         weight_bytes=sum(parameter.nbytes for parameter in model.parameters()),
+        padded_bytes=int(sum(_padded_bytes(m) for m in model.modules() if isinstance(m, Experts))),
         table_bytes=sum(table.nbytes for table in model.buffers()),
         captured_tokens=captured,
         num_sums=sums + embeddings if config.tp > 1 else 0,
@@ -90,6 +93,11 @@ def rank_model(config: EngineConfig, spec: ModelSpec, gpu: Gpu) -> RankModel:
         logit_bytes=spec.vocab_size * dtype.itemsize,
         is_kept=keep,
     )
+
+
+def _padded_bytes(experts: Experts) -> float:
+    used = experts.inner.whole / experts.ranks.size / experts.padded
+    return (1 - used) * sum(parameter.nbytes for parameter in experts.parameters())
 
 
 class _Weights(NamedTuple):

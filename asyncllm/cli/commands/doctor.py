@@ -254,6 +254,9 @@ def _cells(plan: Plan) -> dict[str, str]:
     cells["a token of one request, ms"] = _ms(plan.decode_seconds)
     if plan.sums_per_step:
         cells["of that, between ranks"] = _ms(plan.rank_seconds)
+    for rate in plan.decode_rates:
+        text = f"{rate.estimated:,.0f} ({rate.limit:,.0f})"
+        cells[f"tokens/s of {rate.rows} at once (limit)"] = text
     return cells
 
 

@@ -9,15 +9,17 @@ from asyncllm.cli.options import add_model
 from asyncllm.errors import ModelError
 
 if TYPE_CHECKING:
+    from asyncllm.models.quant.config import Quantization
     from asyncllm.models.registry import Family
     from asyncllm.models.spec import ModelSpec
+    from asyncllm.sim.cost import Shape
 
 _GIB: Final = 2**30
 
 _FORMATS: Final = """\
 Formats: safetensors in bfloat16, float16 or float32, or pytorch_model.bin where there are none.
-fp8 (compressed-tensors or blocks of 128), AWQ and GPTQ (4 bits) stay quantised on an NVIDIA GPU,
-and are converted while they are loaded on a CPU; experts, MXFP4 too, always are converted.
+fp8 (compressed-tensors or blocks of 128), AWQ and GPTQ (4 bits), and experts in MXFP4 stay
+quantised on an NVIDIA GPU, and are converted to 16 bits or more where they are loaded on a CPU.
 Needs: 2 bytes of GPU memory a parameter in 16 bits, 1 in fp8, 0.6 in 4 bits, and room for keys and
 values. 'asyncllm models MODEL' computes both; docs/models.md says what was tested where."""
 
@@ -82,11 +84,26 @@ def _weights(spec: ModelSpec) -> str:
     from asyncllm.sim.cost import shape_of
 
     try:
-        params = shape_of("auto", spec).stored_params
+        shape = shape_of("auto", spec)
     except ModelError as error:
         return str(error)
-    stored = spec.dtype if spec.quantization is None else spec.quantization.method
+    quantization, params = spec.quantization, shape.stored_params
+    stored = spec.dtype
+    if quantization is not None:
+        size = _quantised_bytes(shape, quantization)
+        stored = f"{quantization.method} ({size / _GIB:.1f} GiB)"
     return (
         f"about {params / 1e9:.2f} billion parameters, stored as {stored}; "
         f"{2 * params / _GIB:.1f} GiB in 16 bits"
     )
+
+
+def _quantised_bytes(shape: Shape, quantization: Quantization) -> float:
+    """The bytes of all weights, if those that the format has are in it, with their scales."""
+    wide = shape.head_params + shape.embedding_params
+    if quantization.method == "mxfp4":
+        return 2 * (wide + shape.params) + shape.expert_params * (4 / 8 + 1 / 32)
+    each = 1.0
+    if quantization.method != "fp8":  # a scale of 16 bits and a zero point for each group
+        each = 4 / 8 + 3 / quantization.group_size if quantization.group_size > 0 else 4 / 8
+    return 2 * wide + (shape.params + shape.expert_params) * each

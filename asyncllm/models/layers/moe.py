@@ -57,6 +57,7 @@ class Experts(Packed):
         self.is_shared_fused = is_shared_fused
         self.routed = num_experts
         self.shared = shared
+        self.ranks = place.ranks
         self.inner = Kept.share(intermediate_size, "the size of experts", place.ranks)
         self.padded = self.inner.size
         if place.ranks.size > 1 and self.inner.size * place.dtype.itemsize % _ALIGNMENT:
@@ -111,9 +112,9 @@ class Experts(Packed):
         Ranks may then have different numbers of them, and pad their weights to the same size. The
         weights are allocated again afterwards.
         """
-        self.inner = Kept.aligned(self.inner.whole, unit, place.ranks)
+        self.inner = Kept.aligned(self.inner.whole, unit, self.ranks)
         units = -(-self.inner.whole // unit)
-        self.padded = -(-units // place.ranks.size) * unit
+        self.padded = -(-units // self.ranks.size) * unit
 
     def parts(self) -> Iterator[tuple[str, Place]]:
         if self.is_fused_on_disk:

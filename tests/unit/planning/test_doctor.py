@@ -11,7 +11,7 @@ from asyncllm.__main__ import main
 from asyncllm.executor.memory.profile import StepMemory
 from asyncllm.planning import memory
 from tests.support.engine.recording import record
-from tests.support.models.configs import QWEN3_8B, config_folder
+from tests.support.models.configs import QWEN3_8B, QWEN3_30B_A3B, config_folder
 
 LOAD = "concurrency=2,input=50,output=20,requests=20"
 
@@ -57,10 +57,23 @@ def test_what_fits_where(model: str, capsys: pytest.CaptureFixture[str]) -> None
     printed = capsys.readouterr()
     assert printed.out.splitlines()[1].endswith("2 x l4 (tp 2)")
     assert "sequences of 2,000 at once" in printed.out
+    assert "tokens/s of 8 at once (limit)" in printed.out
     assert f"{LOAD}, 20 requests, times in ms:" in printed.out
     for words in ("1 x h200: Step times are measured", "tp > 1", "on NVIDIA L4", "PCIe"):
         assert words in " ".join(printed.out.split())
     assert "3 x h200 (tp 3): --tp 3 does not divide num_attention_heads 32" in printed.err
+
+
+@pytest.mark.usefixtures("known_step")
+def test_limits_of_experts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The more sequences, the more of the experts a step reads."""
+    model = str(config_folder(tmp_path, QWEN3_30B_A3B))
+    assert main(["doctor", model, "--gpu", "h200", "--json"]) == 0
+    [plan] = json.loads(capsys.readouterr().out)["plans"]
+    limits = {rate["rows"]: rate["limit"] for rate in plan["decode_rates"]}
+    known = {1: 690, 8: 1290, 32: 2430, 64: 4150, 256: 12700}
+    assert limits == pytest.approx(known, rel=0.02)
+    assert all(rate["estimated"] < rate["limit"] for rate in plan["decode_rates"])
 
 
 @pytest.mark.usefixtures("known_step")

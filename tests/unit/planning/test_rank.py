@@ -68,6 +68,16 @@ def test_every_token_reads_a_shared_expert(tmp_path: Path) -> None:
     assert rank.work.token_flops - alone.work.token_flops == shared
 
 
+def test_experts_are_padded_to_whole_blocks(tmp_path: Path) -> None:
+    """Of 768 features, each of 4 ranks would have 192, and a scale has 128."""
+    halves, fourths = (
+        rank_of(tmp_path, QWEN3_30B_A3B, tp=tp, quantization_config=FP8) for tp in (2, 4)
+    )
+    assert halves.padded_bytes == 0
+    assert 4 * fourths.work.expert_bytes == pytest.approx(2 * halves.work.expert_bytes * 256 / 192)
+    assert fourths.padded_bytes == pytest.approx(fourths.work.expert_bytes * 64 / 256)
+
+
 def test_layers_of_different_shapes(tmp_path: Path) -> None:
     rank, half = (rank_of(tmp_path, GEMMA4_26B_A4B, tp=tp) for tp in (1, 2))
     local, whole = 25 * 8 * 256, 5 * 2 * 512  # elements of keys
