@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from asyncllm.text.parsing.calls.arguments import NotACall, read_arguments
+from asyncllm.text.parsing.calls.arguments import NotACall, offered, read_arguments
 from asyncllm.text.parsing.source import markers_of
 
 if TYPE_CHECKING:
@@ -103,7 +103,9 @@ class ChannelReader:
         channels = self._channel.findall(header)  # of several the last one counts
         self.in_reasoning = channels[-1:] == [self._form.reasoning_channel]
         emit = self._out.reasoning if self.in_reasoning else self._out.content
-        if (recipient := _RECIPIENT.search(header)) and (name := self._offered(recipient[1])):
+        if (recipient := _RECIPIENT.search(header)) and (
+            name := offered(recipient[1], self._tools)
+        ):
             source.mark()
             try:
                 yield from self._call(name)
@@ -123,11 +125,6 @@ class ChannelReader:
                 self.reasoning_end = source.consumed
             yield from source.skip_space()
             return
-
-    def _offered(self, recipient: str) -> str | None:
-        """The tool that a recipient names; None if it was not offered."""
-        names = (recipient, recipient.removeprefix(self._form.namespace))
-        return next((name for name in names if name in self._tools), None)
 
     def _call(self, name: str) -> Steps[None]:
         """Read the arguments of a call, which end with the message."""

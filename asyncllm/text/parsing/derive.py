@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
+from asyncllm.text.parsing.calls.typed import literal_of
 from asyncllm.text.parsing.formats import (
     CallSyntax,
     CallTemplate,
@@ -18,7 +19,6 @@ from asyncllm.text.parsing.formats import (
     ToolFormat,
     is_tag,
 )
-from asyncllm.text.parsing.literal import literal_of
 from asyncllm.text.parsing.probe import common, same_arguments
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 #: The name of every derived format.
 DERIVED = "template"
+_FIRST_TAG = re.compile(r"<[^<>\s]*>")
+_NUMBER = re.compile(r"\d+")
+_QUOTED = ('="', "='")
 _DECODER = json.JSONDecoder()
 _MARKER_AND_HEAD = re.compile(r"(\S*[>\]|])\s+(\S.*)", re.DOTALL)
 _TWO_TAGS = re.compile(r"(\S*?>)\s*(<.*)", re.DOTALL)
@@ -61,16 +64,12 @@ def derive_format(rendered: RenderedCalls) -> ToolFormat | None:
     ignored: tuple[str, ...] = ()
     if envelope := _envelope(text, call):
         syntax, ignored = _in_json(text, envelope, template, found)
-    elif rendered.id_ in text[:start]:
-        return None  # a name that only an id announces cannot be found
     else:
-        name_end_marker = text[name_end : found.start].strip()
-        call_id, found_id, rest = name_end_marker.partition(rendered.id_)
-        if found_id:
-            body = replace(found.body, call_id=call_id.strip(), name_end=rest.strip())
-        else:
-            body = replace(found.body, name_end=name_end_marker)
-        syntax, ignored = _named(body, template, rendered)
+        body = replace(found.body, name_end=text[name_end : found.start].strip())
+        named = _named(body, template, rendered)
+        if named is None:
+            return None
+        syntax, ignored = named
     template = replace(
         template,
         after_name=text[name_end : found.start] + found.before,
@@ -129,8 +128,9 @@ def _around(rendered: RenderedCalls, start: int, found: _Arguments) -> CallTempl
     if second < 0 or not two.startswith(one[: found.end]):
         return CallTemplate(head.lstrip(), "", tail)
     between = two[found.end : second]
-    length = common(rendered.before + head, between, from_end=True)
-    before_name = between[len(between) - length :].lstrip()
+    before = rendered.before + head
+    before_name = before[len(before) - common(before, between, from_end=True) :].lstrip()
+    before_name = _own_part(before_name, one[: found.start])
     between = between[: len(between) - len(before_name)]
     length = common(between, tail)
     begin = head[: max(0, len(head) - len(before_name))].lstrip()
@@ -142,6 +142,12 @@ def _around(rendered: RenderedCalls, start: int, found: _Arguments) -> CallTempl
         separator=between[length:],
         end=tail[length:] if begin else "",  # otherwise it ends the turn
     )
+
+
+def _own_part(marker: str, before: str) -> str:
+    """A marker without the tag that ends what is before it, as it ends ``before``."""
+    tag = _FIRST_TAG.match(marker)
+    return marker[tag.end() :] if tag and before.rstrip().endswith(tag[0]) else marker
 
 
 def _in_json(
@@ -165,8 +171,11 @@ def _in_json(
 
 def _named(
     body: NamedBody, template: CallTemplate, rendered: RenderedCalls
-) -> tuple[CallSyntax, tuple[str, ...]]:
-    """The syntax of calls with a name before the arguments, and markers around all of them."""
+) -> tuple[CallSyntax, tuple[str, ...]] | None:
+    """The syntax of calls with a name before the arguments, and markers around all of them.
+
+    None if it is an id that announces a name: any text may be one.
+    """
     begin, end = template.begin.strip(), template.end.strip()
     before_name, after = template.before_name.strip(), template.after_arguments
     if body.in_python:
@@ -174,12 +183,56 @@ def _named(
     ignored = (*filter(None, (begin,)), *end.split()) if before_name else ()
     if not before_name:
         before_name, after = begin, after + end
-    if two := _MARKER_AND_HEAD.fullmatch(before_name):
+    first, found, head = _around_id(before_name, rendered)
+    if found and not (head and is_tag(first)):
+        return None
+    if found:
+        before_name, body = first, replace(body, head=head)
+    elif two := _MARKER_AND_HEAD.fullmatch(before_name):
         before_name, head = two.groups()
         body = replace(body, head=head)
+    name_end, found, rest = _around_id(body.name_end, rendered)
+    if found:
+        body = replace(body, call_id=name_end, name_end=rest)
     if before_name and rendered.before.endswith(before_name):  # a word in place of a name
         body = replace(body, answer=rendered.answer.strip())
-    return CallSyntax(before_name, named=body, end=tuple(after.split())), ignored
+    return _unquoted(CallSyntax(before_name, end=tuple(after.split())), body), ignored
+
+
+def _around_id(marker: str, rendered: RenderedCalls) -> tuple[str, str, str]:
+    """What is before and behind the id of a call, or its number, and that itself if it is there."""
+    first, found, rest = marker.partition(rendered.id_)
+    numbers = () if found else _NUMBER.finditer(marker)
+    for number in numbers:
+        before, after = marker[: number.start()], marker[number.end() :]
+        if f"{before}{int(number[0]) + 1}{after}" in rendered.texts[-1]:
+            first, found, rest = before, number[0], after
+    return first.strip(), found, rest.strip()
+
+
+def _unquoted(call: CallSyntax, body: NamedBody) -> CallSyntax:
+    """The syntax of a call with or without quotes around names: models leave them out."""
+    if style := body.parameters:
+        key_begin, key_end = _without_quotes(style.key_begin, style.key_end)
+        key_end, kind_end = _without_quotes(key_end, style.kind_end)
+        style = replace(style, key_begin=key_begin, key_end=key_end, kind_end=kind_end)
+    before, name_end = body.head or call.begin, body.name_end
+    if body.call_id:
+        before, call_id = _without_quotes(before, body.call_id)
+    else:
+        call_id = ""
+        before, name_end = _without_quotes(before, name_end)
+    body = replace(body, parameters=style, call_id=call_id, name_end=name_end)
+    if body.head:
+        return replace(call, named=replace(body, head=before))
+    return replace(call, named=body, begin=before)
+
+
+def _without_quotes(before: str, after: str) -> tuple[str, str]:
+    """Markers around an attribute without its quotes."""
+    if before.endswith(_QUOTED) and after.startswith(before[-1]):
+        return before[:-1], after[1:].lstrip()
+    return before, after
 
 
 def _envelope(text: str, call: ProbeCall) -> tuple[int, int, JsonBody] | None:
@@ -258,6 +311,7 @@ def _parameters(text: str, after: int, call: ProbeCall) -> _Arguments | None:
     before, key_end, between, second_key_end, _ = found.groups()
     rest = text[found.end() :]
     key_begin = between[len(between) - common(before, between, from_end=True) :].lstrip()
+    key_begin = _own_part(key_begin, key_end)
     value_end = between[: len(between) - len(key_begin)]
     end_of_last = value_end.replace(words[0], words[2]).rstrip()
     if not key_begin or not value_end.strip() or not rest.startswith(end_of_last):

@@ -47,10 +47,11 @@ class ParameterStyle(msgspec.Struct, frozen=True):
     """Arguments written one by one as text; only the tool's schema tells the type of a value.
 
     Attributes:
-        key_begin, key_end, value_begin, value_end: markers around a name and its value; the last
-            may have the name in it, where {} stands.
+        key_begin, key_end, value_begin, value_end: markers around a name, which may be in quotes,
+            and its value; the last may have the name in it, where {} stands.
         own_lines: a value stands on lines of its own: one line break on each side is markup.
-        kind_end: after ``key_end`` come a word for the kind of the value and this marker.
+        kind_end: after ``key_end`` come a word for the kind of the value, which may be in quotes,
+            and this marker.
         text_kind: the word that says that the value is a string.
     """
 
@@ -66,13 +67,13 @@ class ParameterStyle(msgspec.Struct, frozen=True):
 class NamedBody(msgspec.Struct, frozen=True):
     """A call as ``head NAME name_end ARGUMENTS``; ``name_end`` may be missing before a bracket.
 
-    The arguments are an object, or are written as ``parameters`` says.
+    The name may be in quotes. The arguments are an object, or are written as ``parameters`` says.
 
     Attributes:
-        head: the marker before the name.
-        namespace: a prefix that the name may have.
-        call_id: a marker that may follow the name, with an id behind it.
+        head: the marker before the name; an id or a number of the call may come before it.
+        call_id: a marker that may follow the name, with an id or a number behind it.
         name_end: the marker between the name and the arguments.
+        end: markers that close the body, before those that close the call.
         parameters: how arguments are written that are not an object.
         in_python: the arguments are those of a call in Python, ``NAME(key=value)``; calls follow
             one another, with a comma between them or on lines of their own.
@@ -82,8 +83,8 @@ class NamedBody(msgspec.Struct, frozen=True):
 
     name_end: str = ""
     head: str = ""
-    namespace: str = ""
     call_id: str = ""
+    end: tuple[str, ...] = ()
     parameters: ParameterStyle | None = None
     in_python: bool = False
     quote: str = ""
@@ -105,6 +106,11 @@ class CallSyntax(msgspec.Struct, frozen=True):
     json: JsonBody | None = None
     named: NamedBody | None = None
     end: tuple[str, ...] = ()
+
+    @property
+    def closing(self) -> tuple[str, ...]:
+        """The markers that close a body and the call."""
+        return (*(self.named.end if self.named else ()), *self.end)
 
     @property
     def is_loose(self) -> bool:
@@ -185,7 +191,7 @@ class ToolFormat(msgspec.Struct, frozen=True):
             yield from (call.begin, *call.end)
             if call.named is not None:
                 yield from (call.named.head, call.named.call_id, call.named.name_end)
-                yield call.named.quote
+                yield from (call.named.quote, *call.named.end)
                 if (style := call.named.parameters) is not None:
                     yield from (style.key_begin, style.key_end, style.kind_end)
                     yield from (style.value_begin, style.value_end)
@@ -207,7 +213,7 @@ def _markup_of(form: ToolFormat) -> re.Pattern[str]:
 
 
 def _between(before: str, after: str) -> str:
-    return rf"{re.escape(before)}([\w.:/ -]*){re.escape(after)}"
+    return rf"{re.escape(before)}[\"']?([\w.:/ -]*)[\"']?{re.escape(after)}"
 
 
 class ReasoningFormat(msgspec.Struct, frozen=True):
@@ -233,7 +239,7 @@ class ChannelFormat(msgspec.Struct, frozen=True):
     """Messages on named channels, which hold reasoning, calls or content (OpenAI's harmony).
 
     A message is ``start ROLE channel CHANNEL constrain TYPE message TEXT`` and one of ``ends``. A
-    recipient `` to=NAMESPACE NAME``, written after the role or after the channel, makes it a call.
+    recipient `` to=NAME``, written after the role or after the channel, makes it a call.
     """
 
     name: str
@@ -243,7 +249,6 @@ class ChannelFormat(msgspec.Struct, frozen=True):
     message: str
     ends: tuple[str, ...]
     reasoning_channel: str
-    namespace: str
     template: CallTemplate
     call_ids: CallIds = "random"
 

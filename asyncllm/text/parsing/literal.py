@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from asyncllm.text.parsing.literal_atoms import QUOTES, LiteralString, constant_of
-from asyncllm.text.parsing.source import NO_MARKERS, SPACE, Source, markers_of
+from asyncllm.text.parsing.source import NO_MARKERS, SPACE, Markers, markers_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncllm.text.parsing.source import Emit, Markers, Steps
+    from asyncllm.text.parsing.source import Emit, Source, Steps
 
 _CLOSERS: Final = {"{": "}", "[": "]", "(": ")"}
 _CLOSING: Final = ")]}"
 _SPACE: Final = " \t\r\n"
 #: What a value in brackets is followed by.
 _ENDS: Final = ",)]}"
+_IN_LINE = re.compile(r"[ \t\r]+")
 _WORD = re.compile(r"[\w.+-]+")
 _KEY = re.compile(r"[^\s:=,()\[\]{}'\"<]+")
 _STARS = re.compile(r"\*+")
@@ -34,15 +35,18 @@ class _Frame:
             hold one value or be a tuple, which its first comma shows.
         count: how many items have been written.
         at: the place of a "round" among the pieces held back.
+        named: an argument with its name has come, so each of those behind it has a name, too.
+        empty: a comma came before any item.
     """
 
-    __slots__ = ("at", "closer", "count", "kind")
+    __slots__ = ("at", "closer", "count", "empty", "kind", "named")
 
     def __init__(self, kind: str, closer: str, count: int = 0, at: int = 0):
         self.kind = kind
         self.closer = closer
         self.count = count
         self.at = at
+        self.named = self.empty = False
 
 
 class Literal:
@@ -61,6 +65,8 @@ class Literal:
         quote: another mark around strings, which know no escapes then.
         of_call: a parenthesis opens the arguments of a call in Python.
         names: of its parameters, for arguments that have none.
+        calls: how other calls in Python begin. One ends this call if it begins a line, or stands
+            where no argument can.
     """
 
     def __init__(
@@ -72,9 +78,13 @@ class Literal:
         quote: str = "",
         of_call: bool = False,
         names: Sequence[str] = (),
+        calls: Markers = NO_MARKERS,
     ):
         self._source = source
         self._emit = emit
+        self._calls = calls
+        if calls.texts:
+            stops = Markers((*stops.texts, *("\n" + call for call in calls.texts)))
         self._stops = stops
         self._strings = LiteralString(source, stops, markers_of(quote))
         self._names = names
@@ -108,7 +118,7 @@ class Literal:
         source = self._source
         char = yield from source.peek()
         if char and char in _SPACE:
-            space = yield from source.run(SPACE)
+            space = yield from self._space()
             self._before += "" if self._in_python else space
             char = yield from source.peek()
         if not char or (yield from self._stopped(char)):
@@ -157,6 +167,7 @@ class Literal:
             self._pieces[frame.at] = "["
             frame.kind = "tuple"
             self._decide()
+        frame.empty |= not frame.count
         if frame.count and not self._separated:
             self._separated = True
             self._before += ","
@@ -184,11 +195,15 @@ class Literal:
             if (yield from source.take("{")):
                 self._open.append(_Frame("rest", "}", frame.count))
                 return
+        if (frame.named or frame.empty) and (yield from source.sees(self._calls)):
+            self._whole = False
+            return
         self._separate(frame)
         word = yield from source.run(_WORD)
-        space = yield from source.run(SPACE)
+        space = yield from self._space()
         if word and (yield from source.take("=")):
-            yield from source.skip_space()
+            yield from self._space()
+            frame.named = True
             yield from self._named(json.dumps(word, ensure_ascii=False) + ": ")
             return
         if not (yield from source.peek()) and not constant_of(word, breaks_off=False):
@@ -256,7 +271,7 @@ class Literal:
                 self._write(char)
         elif not char or not (yield from self._strings.breaks_off(char)):
             word = yield from source.run(_WORD)
-            yield from self._bare(word, (yield from source.run(SPACE)))
+            yield from self._bare(word, (yield from self._space()))
 
     def _bare(self, word: str, space: str) -> Steps[None]:
         """Read a value that begins with a word: a constant, a number, or else a string."""
@@ -284,6 +299,18 @@ class Literal:
             char = yield from source.peek()
         self._write(json.dumps("".join(pieces).strip(), ensure_ascii=False))
 
+    def _space(self) -> Steps[str]:
+        """Consume whitespace, up to a call that begins a line."""
+        source = self._source
+        if "\n" not in self._stops.first_chars:
+            return (yield from source.run(SPACE))
+        pieces: list[str] = []
+        while True:
+            pieces.append((yield from source.run(_IN_LINE)))
+            if (yield from source.peek()) != "\n" or (yield from source.sees(self._stops)):
+                return "".join(pieces)
+            pieces.append((yield from source.take("\n")))
+
     def _stopped(self, char: str) -> Steps[bool]:
         """Whether a marker comes next that ends the value; ``char`` comes next."""
         return char in self._stops.first_chars and (yield from self._source.sees(self._stops))
@@ -300,33 +327,3 @@ class Literal:
             self._pieces.append(text)
         elif text:
             self._emit(text)
-
-
-class WrittenLiteral(NamedTuple):
-    """A value at the beginning of a text.
-
-    Attributes:
-        json: as JSON.
-        length: of its text.
-        whole: the text did not break off.
-        exact: there was nothing but constants, strings and brackets.
-    """
-
-    json: str
-    length: int
-    whole: bool
-    exact: bool
-
-
-def literal_of(text: str, quote: str = "", *, of_call: bool = False) -> WrittenLiteral:
-    """Read the value with which a text begins; arguments as ``Literal`` has them."""
-    source = Source()
-    source.feed(text)
-    source.end()
-    pieces: list[str] = []
-    literal = Literal(source, pieces.append, quote=quote, of_call=of_call)
-    try:
-        next(literal.read())
-    except StopIteration as end:
-        return WrittenLiteral("".join(pieces), source.consumed, end.value, literal.exact)
-    raise AssertionError("nothing waits for a text that has ended")

@@ -59,7 +59,7 @@ TOOLS: Final[list[dict[str, Any]]] = [
 _IDS: Final[dict[CallIds, str]] = {
     "random": "call_0a1b2c3d4e5f6a7b8c9d",
     "short": "a1B2c3D4e",
-    "named": "functions.{}:0",
+    "named": "functions.{}:{}",
 }
 
 
@@ -134,11 +134,11 @@ def render_reasoning(template: ChatTemplate) -> RenderedReasoning | None:
 def _answer(template: ChatTemplate, id_: str, calls: Sequence[ProbeCall]) -> str:
     tool_calls = [
         {
-            "id": id_.format(call.name),
+            "id": id_.format(call.name, number),
             "type": "function",
             "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
         }
-        for call in calls
+        for number, call in enumerate(calls)
     ]
     return _rendered(template, {"role": "assistant", "content": None, "tool_calls": tool_calls})
 
@@ -207,14 +207,21 @@ def _alike(text: str, other: str, tokens: re.Pattern[str] = _TOKENS) -> int:
 
 
 def common(text: str, other: str, *, from_end: bool = False) -> int:
-    """The length of what two texts begin, or end, with: whole words and tags."""
+    """The length of what two texts begin, or end, with: whole words and tags.
+
+    Digits may differ: some calls are numbered.
+    """
     mine, others = _TOKENS.findall(text), _TOKENS.findall(other)
     if from_end:
         mine.reverse()
         others.reverse()
     length = 0
     for token, another in zip(mine, others, strict=False):
-        if token != another:
+        if token != another and not (_is_digit(token) and _is_digit(another)):
             break
         length += len(token)
     return length
+
+
+def _is_digit(token: str) -> bool:
+    return len(token) == 1 and token.isdecimal()

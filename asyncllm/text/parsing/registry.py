@@ -14,7 +14,6 @@ HARMONY = ChannelFormat(
     message="<|message|>",
     ends=CHANNEL_ENDS,
     reasoning_channel="analysis",
-    namespace="functions.",
     template=CallTemplate(
         "<|channel|>commentary to=functions.",
         " <|constrain|>json<|message|>",

@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from asyncllm.text.parsing.calls.arguments import written_names
 from asyncllm.text.parsing.calls.reader import CallReader
 from asyncllm.text.parsing.formats import is_tag
-from asyncllm.text.parsing.source import NO_MARKERS, SPACE, Markers, markers_of
+from asyncllm.text.parsing.source import NO_MARKERS, SPACE, markers_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from asyncllm.text.parsing.formats import CallSyntax, ReasoningFormat, ToolFormat
     from asyncllm.text.parsing.outbox import Outbox
-    from asyncllm.text.parsing.source import Source, Steps
+    from asyncllm.text.parsing.source import Markers, Source, Steps
 
 _OPENING = "{["
 _CLOSING = "]}"
@@ -24,7 +25,8 @@ class TaggedReader:
     """Reads a whole text.
 
     Reasoning comes first or not at all: after content or a call, its marker and that of the answer
-    are text. Within reasoning, its end is markup, and calls are if the answer ends with them.
+    are text. Within reasoning, its end is markup, and calls are if the answer ends with them. So is
+    its end at the very beginning, or straight after a call.
     Whitespace after markup belongs to the markup, and so does whitespace at the very beginning if
     markup follows. Markers of calls that belong to no call are left out.
 
@@ -54,10 +56,11 @@ class TaggedReader:
         outer = (*filter(is_tag, tools.outer_markers()), *tools.ignored) if tools else ()
         self._take_markup({*self._calls_by_begin, *outer})
         named = self._bare is not None and not self._bare.may_be_list
-        self._names = Markers(schemas) if named else NO_MARKERS
+        self._names = written_names(schemas) if named else NO_MARKERS
         self._margin = re.compile(rf"[ \t\r\n{re.escape(tools.separators if tools else '')}]+")
         self._inner: set[str] = set()  # markers that stand within calls only
         self._fresh = True  # neither content nor a call so far
+        self._silent = True  # no content so far, or none since the last call
         self._announced = False  # there was a marker of calls
         self._depth = 0  # of brackets in this line of content
         self.in_reasoning = False
@@ -75,7 +78,7 @@ class TaggedReader:
         if not (self._markup or self._bare or form):
             yield from source.until(markers_of(), self._out.content)
             return
-        self._fresh = not continued.strip()
+        self._fresh = self._silent = not continued.strip()
         after_markup = False
         if form is not None and starts_in_reasoning(form, prompt, continued):
             self.in_reasoning = True
@@ -102,7 +105,8 @@ class TaggedReader:
         ``lead``: whitespace before it, which is content if content follows.
         """
         opening = self._openings if self._fresh else ()
-        markers = markers_of(*self._markup, *opening)
+        ends = self._reasoning.ends if self._silent and self._reasoning else ()
+        markers = markers_of(*self._markup, *opening, *ends)
         marker = yield from self._source.at(markers)
         if not marker and self._source.cut_off and (yield from self._breaks_off(markers)):
             return True
@@ -111,16 +115,17 @@ class TaggedReader:
             call = self._bare
         if call is not None:
             self._fresh = False
-            return (yield from self._read_call(call, lead))
+            self._silent = yield from self._read_call(call, lead)
+            return self._silent
         if not marker:
-            self._fresh = False
+            self._fresh = self._silent = False
             self._out.content(lead)
             return False
         if self._reasoning is not None and marker in self._reasoning.begins:
             yield from self._read_reasoning(self._reasoning)
         elif marker == self._answer[0] and self._answer[1] not in self._markup:
             self._take_markup({*self._markup, self._answer[1]})
-        else:
+        elif marker not in ends:
             self._announced = True
             if marker in self._inner:
                 self._out.content(lead, len(marker))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from asyncllm.text.parsing.formats import (
     CallSyntax,
     CallTemplate,
@@ -16,6 +18,14 @@ _PYTHON = NamedBody(in_python=True)
 _BARE = JsonBody(other_keys=("type", "id"), needs_arguments=True)
 _FENCED = CallSyntax("```json", json=_BARE, end=("```",))
 _QWEN_PARAMETERS = ParameterStyle("<parameter=", ">", "", "</parameter>", own_lines=True)
+_QWEN_FUNCTION = NamedBody(head="<function=", name_end=">", parameters=_QWEN_PARAMETERS)
+# Most families write the object; models trained on several write the other form as well.
+_TOOL_CALL = CallSyntax(
+    "<tool_call>",
+    json=_JSON,
+    named=replace(_QWEN_FUNCTION, end=("</function>",)),
+    end=("</tool_call>",),
+)
 _DEEPSEEK_SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _MISTRAL_CALLS = (
     CallSyntax("[TOOL_CALLS]", json=_JSON, named=NamedBody("[ARGS]", call_id="[CALL_ID]")),
@@ -25,7 +35,7 @@ _MISTRAL_CALLS = (
 TAGGED_FORMATS = (
     ToolFormat(
         "hermes",  # Qwen 2.5 and 3, Hermes 2 and 3, Granite 4
-        calls=(CallSyntax("<tool_call>", json=_JSON, end=("</tool_call>",)),),
+        calls=(_TOOL_CALL,),
         template=CallTemplate(
             '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", separator="\n"
         ),
@@ -36,7 +46,7 @@ TAGGED_FORMATS = (
             CallSyntax(
                 "<tool_call>",
                 json=_JSON,
-                named=NamedBody(head="<function=", name_end=">", parameters=_QWEN_PARAMETERS),
+                named=_QWEN_FUNCTION,
                 end=("</function>", "</tool_call>"),
             ),
             # The models leave out the first tag at times.
@@ -94,11 +104,11 @@ TAGGED_FORMATS = (
         "minimax_m2",
         calls=(
             CallSyntax(
-                '<invoke name="',
+                "<invoke name=",
                 named=NamedBody(
-                    name_end='">',
+                    name_end=">",
                     parameters=ParameterStyle(
-                        '<parameter name="', '">', "", "</parameter>", own_lines=False
+                        "<parameter name=", ">", "", "</parameter>", own_lines=False
                     ),
                 ),
                 end=("</invoke>",),
@@ -118,11 +128,11 @@ TAGGED_FORMATS = (
         "llama3_json",
         calls=(
             CallSyntax("", json=_BARE),
+            CallSyntax("<|python_tag|>", json=_JSON, named=replace(_PYTHON, name_end=".call")),
             _FENCED,
             # What the model card of Llama 3.1 asks of custom tools.
             CallSyntax("<function=", named=NamedBody(name_end=">"), end=("</function>",)),
         ),
-        ignored=("<|python_tag|>",),
         separators=";",
         template=CallTemplate('{"name": "', '", "parameters": ', "}", separator="; "),
     ),
@@ -183,7 +193,7 @@ TAGGED_FORMATS = (
         calls=(
             CallSyntax(
                 "<|tool_call_begin|>",
-                named=NamedBody(name_end="<|tool_call_argument_begin|>", namespace="functions."),
+                named=NamedBody(name_end="<|tool_call_argument_begin|>"),
                 end=("<|tool_call_end|>",),
             ),
         ),
@@ -201,7 +211,7 @@ TAGGED_FORMATS = (
         "granite",  # 3.x, which writes either marker, or none
         calls=(
             CallSyntax("<|tool_call|>", json=_JSON, end=("<|/tool_call|>",)),
-            CallSyntax("<tool_call>", json=_JSON, end=("</tool_call>",)),
+            _TOOL_CALL,
             CallSyntax("", json=_BARE),
             _FENCED,
         ),
@@ -306,7 +316,7 @@ TAGGED_FORMATS = (
         calls=(
             CallSyntax("", json=_BARE),
             _FENCED,
-            CallSyntax("<tool_call>", json=_JSON, end=("</tool_call>",)),
+            _TOOL_CALL,
             CallSyntax("<tool_calls>", json=_JSON, end=("</tool_calls>",)),
             CallSyntax("<|tool_call|>", json=_JSON, end=("<|/tool_call|>",)),
             CallSyntax("functools", json=_JSON),

@@ -197,6 +197,37 @@ OTHER_CALLS = {
         _each("<do>{{ f.name }}<id>{{ c.id }}<with>{{ f.arguments | tojson }}</do>"),
         '<do>f<id>call_7<with>{"a": 1}</do><do>f<with>{}</do>',
     ),
+    "id before the name": (
+        "<|calls|>"
+        + _each("<|call:id|>{{ c.id }}<|name|>{{ f.name }}<|with|>{{ f.arguments | tojson }}<|/|>")
+        + "<|done|>",
+        '<|calls|><|call:id|>a7Bx<|name|>f<|with|>{"a": 1}<|/|>'
+        "<|call:id|>9<|name|>f<|with|>{}<|/|><|done|>",
+    ),
+    "a number after the name": (
+        "<|open|>tools<|sep|>"
+        + _each(
+            '<|open|>call tool="{{ f.name }}" index="{{ loop.index }}"<|sep|>'
+            "{% for k, v in f.arguments.items() %}"
+            "<|open|>argument key=\"{{ k }}\" type=\"{{ 'string' if v is string else 'number' }}\""
+            "<|sep|>{{ v }}<|close|>argument<|sep|>" + _END + "<|close|>call<|sep|>"
+        )
+        + "<|close|>tools<|sep|>",
+        '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>argument key="a"'
+        ' type="number"<|sep|>1<|close|>argument<|sep|><|close|>call<|sep|>'
+        '<|open|>call tool="f" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>',
+    ),
+    "a number before the name": (
+        _each(
+            '<call number="{{ loop.index0 }}" of="{{ f.name }}">{{ f.arguments | tojson }}</call>',
+            "\n",
+        ),
+        '<call number="0" of="f">{"a": 1}</call>\n<call number="1" of="f">{}</call>',
+    ),
+    "a number in the id": (
+        _each("<do>{{ c.id }}<with>{{ f.arguments | tojson }}</do>"),
+        '<do>functions.f:0<with>{"a": 1}</do><do>functions.f:1<with>{}</do>',
+    ),
     "as in the API": (
         _each('<|x|>{"type": "function", "function": ' + _json() + "}\n"),
         '<|x|>{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}\n'

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 
 from asyncllm.text.parsing.literal import Literal
 from asyncllm.text.parsing.literal_atoms import QUOTES
-from asyncllm.text.parsing.source import NO_MARKERS, Source
+from asyncllm.text.parsing.source import NO_MARKERS, Markers, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Iterable, Sequence
 
-    from asyncllm.text.parsing.source import Emit, Markers, Steps
+    from asyncllm.text.parsing.source import Emit, Steps
 
+# What models write around a tool's name: where it is, and which call it is.
+_PLACES = ("functions.", "tools.", "default_api.")
+_NUMBER = re.compile(r":\d+\Z")
 #: Values that mean no arguments.
 _NOTHING = ("null", "[]")
 
@@ -27,6 +30,21 @@ class NotOffered(Exception):
     """The text was a call, read to its end, but not of a tool that was offered."""
 
 
+def offered(name: str, tools: Container[str]) -> str | None:
+    """The tool that is meant by a name; None if it was not offered."""
+    for written in (name, _NUMBER.sub("", name)):
+        bare = next((written.removeprefix(p) for p in _PLACES if written.startswith(p)), written)
+        for each in (written, bare):
+            if each in tools:
+                return each
+    return None
+
+
+def written_names(tools: Iterable[str]) -> Markers:
+    """What a model may write for the names of tools."""
+    return Markers(place + name for name in tools for place in ("", *_PLACES))
+
+
 def read_arguments(
     source: Source,
     start: Callable[[], Emit],
@@ -34,6 +52,7 @@ def read_arguments(
     stops: Markers = NO_MARKERS,
     quote: str = "",
     names: Sequence[str] = (),
+    calls: Markers = NO_MARKERS,
 ) -> Steps[bool]:
     """Read a value and write the JSON object that it stands for; False if it breaks off.
 
@@ -42,14 +61,17 @@ def read_arguments(
 
     Args:
         start: begins the call and returns what takes its arguments.
-        stops, quote, names: as ``Literal`` has them.
+        stops, quote, names, calls: as ``Literal`` has them.
 
     Raises:
         NotACall: it stands for no object.
     """
     char = yield from source.peek()
     if char and char in "{(":
-        literal = Literal(source, start(), stops=stops, quote=quote, of_call=True, names=names)
+        calls = calls if char == "(" else NO_MARKERS
+        literal = Literal(
+            source, start(), stops=stops, quote=quote, of_call=True, names=names, calls=calls
+        )
         return (yield from literal.read())
     if char and char in QUOTES:
         return (yield from _in_string(source, start, stops))

@@ -6,7 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING, TypeAlias
 
-from asyncllm.text.parsing.calls.arguments import NotACall, NotOffered, read_arguments
+from asyncllm.text.parsing.calls.arguments import NotACall, NotOffered, offered, read_arguments
 from asyncllm.text.parsing.literal import Literal
 from asyncllm.text.parsing.literal_atoms import LiteralString
 from asyncllm.text.parsing.source import NO_MARKERS
@@ -68,7 +68,7 @@ class JsonCall:
                 raise
             # A missing bracket is forgiven, as is one that the end of the text cuts off.
             char = yield from source.peek()
-            fits = not char or char == "]" or (yield from source.sees(self._stops))
+            fits = not char or char in "]{" or (yield from source.sees(self._stops))
         if fits:
             source.unmark()
         else:
@@ -100,10 +100,11 @@ class JsonCall:
     def _member(self, key: str) -> Steps[None]:
         """Read the value of a key."""
         body, source = self._body, self._source
-        if body.keyed and self._name is None and key in self._tools:
-            self._name, key = key, body.argument_keys[0]
+        if body.keyed and self._name is None and (name := offered(key, self._tools)):
+            self._name, key = name, body.argument_keys[0]
         if key in body.name_keys and self._name is None:
-            self._name = yield from self._string()
+            written = yield from self._string()
+            self._name = offered(written, self._tools) or written
             if self._early is not None:
                 self._start()("".join(self._early))
                 self._end()

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from asyncllm.text.parsing.calls.typed import TYPES, as_json, parameter_types
-from asyncllm.text.parsing.literal_atoms import escaped
+from asyncllm.text.parsing.literal_atoms import QUOTES, escaped
 from asyncllm.text.parsing.source import Markers, markers_of
 
 if TYPE_CHECKING:
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _WORD = re.compile(r"\w+")
 _MAX_NAME = 256
+#: A name in quotes, and further attributes.
+_QUOTED = re.compile(r"""(["'])(.*?)\1(?:\s+\w+=[^\n]*)?""")
 
 
 class ParameterReader:
@@ -44,7 +46,7 @@ class ParameterReader:
         self._emit = emit
         self._style = style
         self._schema = schema
-        self._call_end = markers_of(*call.end)
+        self._call_end = markers_of(*call.closing)
         self._values = _ValueReader(source, call, body, style, following)
         self._whole = True
 
@@ -70,9 +72,10 @@ class ParameterReader:
         key_ends = markers_of(style.key_end, style.value_begin, *self._call_end.texts)
         self._whole = yield from source.until(key_ends, pieces.append)
         name = "".join(pieces).strip()
+        if quoted := _QUOTED.fullmatch(name):
+            name = quoted[2]
         yield from source.at(markers_of(style.key_end))
-        kind = (yield from source.run(_WORD)) if style.kind_end else ""
-        yield from source.at(markers_of(style.kind_end))
+        kind = (yield from self._kind()) if style.kind_end else ""
         if not self._whole or (yield from self._breaks_off()):
             self._whole = False
             return before
@@ -94,6 +97,15 @@ class ParameterReader:
                 return before
             self._emit(key + as_json(value, types, breaks_off=not self._whole))
         return ", "
+
+    def _kind(self) -> Steps[str]:
+        """Read the word for the kind of a value, and what is around it."""
+        source = self._source
+        yield from source.take(QUOTES)
+        kind = yield from source.run(_WORD)
+        yield from source.take(QUOTES)
+        yield from source.at(markers_of(self._style.kind_end))
+        return kind
 
     def _breaks_off(self) -> Steps[bool]:
         """Consume what begins a value; whether the text ends with it."""
@@ -125,19 +137,20 @@ class _ValueReader:
     ):
         self._source = source
         self._style = style
-        self._call_end = call.end
+        self._call_end = call.closing
         self._following = following
-        self._behind = Markers((style.key_begin, *call.end, *following.texts))
-        self._name = re.compile(rf"[^<>/\n{re.escape(style.key_end[:1])}]+")
+        self._behind = Markers((style.key_begin, *call.closing, *following.texts))
+        sign = style.key_end[:1] if not style.key_end[:1].isalnum() else ""
+        self._name = re.compile(rf"""[^<>/\n"'{re.escape(sign)}]+""")
         self._opens_call = markers_of(body.head or call.begin)
         line = "\n" if style.own_lines else ""
-        self._ends_call = markers_of(*call.end[:1], *(line + end for end in call.end[:1]))
+        self._ends_call = markers_of(*call.closing[:1], *(line + end for end in call.closing[:1]))
         self._own = [style.value_end, line + style.value_end]
         # At the beginning of a line, where values have lines of their own, these are no text.
-        self._sure = markers_of(*(line + end for end in (style.key_begin, *call.end)))
+        self._sure = markers_of(*(line + end for end in (style.key_begin, *call.closing)))
         self._named_ends = "{}" in style.value_end
         self._own_end = markers_of(*self._own)
-        others = (*self._sure.texts, *call.end, *self._opens_call.texts)
+        others = (*self._sure.texts, *call.closing, *self._opens_call.texts)
         self._ends = markers_of(*self._own, *others)
 
     def read(self, name: str, emit: Emit) -> Steps[bool]:
@@ -223,7 +236,10 @@ class _ValueReader:
         if not (found and own):
             yield from source.skip_space()
         if not found and (yield from source.at(markers_of(style.key_begin))):
+            yield from source.take(QUOTES)
             yield from source.run(self._name, _MAX_NAME)
+            yield from source.take(QUOTES)
+            yield from source.skip_space()
             found = yield from source.at(markers_of(style.key_end))
         elif not found or not own:
             found = yield from source.at(self._following)

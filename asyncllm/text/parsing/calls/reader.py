@@ -5,13 +5,19 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from asyncllm.text.parsing.calls.arguments import NotACall, NotOffered, read_arguments
+from asyncllm.text.parsing.calls.arguments import (
+    NotACall,
+    NotOffered,
+    offered,
+    read_arguments,
+    written_names,
+)
 from asyncllm.text.parsing.calls.json_call import JsonCall
 from asyncllm.text.parsing.calls.parameters import ParameterReader
 from asyncllm.text.parsing.calls.typed import parameter_names
 from asyncllm.text.parsing.literal import Literal
 from asyncllm.text.parsing.literal_atoms import QUOTES
-from asyncllm.text.parsing.source import Markers, markers_of
+from asyncllm.text.parsing.source import NO_MARKERS, Markers, markers_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +27,6 @@ if TYPE_CHECKING:
     from asyncllm.text.parsing.source import Emit, Source, Steps
 
 _NAME = re.compile(r"[\w.:/-]+")
-_NUMBER = re.compile(r":\d+\Z")  # of a call, after its name
 _MAX_NAME = 256
 # Between calls in brackets, or in Python; models write other signs as well.
 _BETWEEN = re.compile(r"[ \t\r\n,;]+")
@@ -51,6 +56,9 @@ class CallReader:
         self._form = form
         # What ends arguments that break off: the end of a call, or the next one.
         self._stops = markers_of(*filter(_may_stop, form.outer_markers()))
+        in_python = any(call.named is not None and call.named.in_python for call in form.calls)
+        names = written_names(tools).texts if in_python else ()
+        self._python_calls = Markers(f"{name}(" for name in names)
         # Content, with its place in the text, that belongs before the next call.
         self._refused: list[tuple[int, str]] = []
         self._marked = 0  # where the text that is not decided begins
@@ -95,7 +103,7 @@ class CallReader:
             out.content(lead, source.consumed - begin + len(call.begin))
         shown = bool(self._refused)
         self._show_refused()
-        return (not fits or (yield from self._end(call.end))) and not shown
+        return (not fits or (yield from self._end(call.closing))) and not shown
 
     def _calls(self, call: CallSyntax) -> Steps[bool]:
         """Read calls in a row; False if what follows the last is not part of it.
@@ -169,7 +177,7 @@ class CallReader:
             else:
                 follows = _NAME.match(char) is not None
                 if follows and not named.in_python:
-                    follows = yield from source.sees(Markers(self._tools))
+                    follows = yield from source.sees(written_names(self._tools))
             if follows:
                 return True
         if is_list and (not char or char == "]"):
@@ -204,18 +212,23 @@ class CallReader:
     def _named_call(self, call: CallSyntax, body: NamedBody) -> Steps[None]:
         source = self._source
         yield from source.skip_space()
-        if body.head and not (yield from source.at(markers_of(body.head))):
-            raise NotACall
+        if (head := markers_of(body.head)).texts and not (yield from source.at(head)):
+            yield from source.run(_NAME, _MAX_NAME)
+            yield from source.skip_space()
+            if not (yield from source.at(head)):
+                raise NotACall
         yield from source.skip_space()
+        yield from source.take(QUOTES)
         written = yield from source.run(_NAME, _MAX_NAME)
         if not written:
             raise NotACall
+        yield from source.take(QUOTES)
         if written == body.answer:
             raise Answer
         name_end = body.name_end
         if (like_name := _NAME.match(name_end)) and written.endswith(like_name[0]):
             written, name_end = written[: -like_name.end()], name_end[like_name.end() :]
-        name = self._offered(written, body.namespace)
+        name = offered(written, self._tools)
         yield from source.skip_space()
         if body.call_id and (yield from source.at(markers_of(body.call_id))):
             yield from source.run(_NAME, _MAX_NAME)
@@ -240,11 +253,16 @@ class CallReader:
         bracket = "(" if body.in_python else "{"
         if opening == bracket or (opening and opening in QUOTES and divided):
             whole = yield from read_arguments(
-                source, start, stops=self._stops, quote=body.quote, names=parameter_names(schema)
+                source,
+                start,
+                stops=self._stops,
+                quote=body.quote,
+                names=parameter_names(schema),
+                calls=self._python_calls if body.in_python else NO_MARKERS,
             )
         elif (
             style
-            and not (yield from source.sees(markers_of(*call.end)))
+            and not (yield from source.sees(markers_of(*call.closing)))
             and (yield from source.at(markers_of(style.key_begin)))
         ):
             parameters = ParameterReader(source, start(), call, body, style, schema, self._stops)
@@ -261,14 +279,9 @@ class CallReader:
         """Whether a call ends before its arguments, which it need not have."""
         source = self._source
         if opening:
-            return (yield from source.sees(self._stops))
+            ends = markers_of(*self._stops.texts, *call.closing)
+            return (yield from source.sees(ends))
         return not source.cut_off
-
-    def _offered(self, name: str, namespace: str) -> str | None:
-        """The tool that is meant by a name; None if it was not offered."""
-        bare = name.removeprefix(namespace)
-        names = (name, bare, _NUMBER.sub("", bare)) if namespace else (name,)
-        return next((name for name in names if name in self._tools), None)
 
     def _start(self, name: str) -> Emit:
         """Begin a call, which cannot be taken back."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from asyncllm.text.parsing.literal import literal_of
+from asyncllm.text.parsing.literal import Literal
+from asyncllm.text.parsing.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -113,3 +114,33 @@ def _type_of(value: Any) -> str:
         case dict():
             return "object"
     return "array"
+
+
+class WrittenLiteral(NamedTuple):
+    """A value at the beginning of a text.
+
+    Attributes:
+        json: as JSON.
+        length: of its text.
+        whole: the text did not break off.
+        exact: there was nothing but constants, strings and brackets.
+    """
+
+    json: str
+    length: int
+    whole: bool
+    exact: bool
+
+
+def literal_of(text: str, quote: str = "", *, of_call: bool = False) -> WrittenLiteral:
+    """Read the value with which a text begins; arguments as ``Literal`` has them."""
+    source = Source()
+    source.feed(text)
+    source.end()
+    pieces: list[str] = []
+    literal = Literal(source, pieces.append, quote=quote, of_call=of_call)
+    try:
+        next(literal.read())
+    except StopIteration as end:
+        return WrittenLiteral("".join(pieces), source.consumed, end.value, literal.exact)
+    raise AssertionError("nothing waits for a text that has ended")

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from itertools import product
+
 import pytest
 
-from tests.support.text.parsing_texts import calls_of
+from tests.support.text.parsing_texts import (
+    TAGGED_NAMES,
+    TOOL_NAMES,
+    calls_of,
+    formats_of,
+    parse_all,
+    read,
+    tool,
+    written,
+)
+from tests.unit.text.parsing.test_cuts import assert_cuts_do_not_matter
 
 NOW = [("now", "{}")]
 PYTHON = [("now", '{"a": true, "b": [null, 1]}')]
@@ -75,6 +88,10 @@ def test_the_end_of_the_text_ends_a_call(text: str) -> None:
     ("text", "calls"),
     [
         ('<|python_tag|>{"name": "now", "parameters": {}}', NOW),
+        ('<|python_tag|>{"name": "now"}; {"name": "now"}', NOW * 2),
+        ("<|python_tag|>now.call()", NOW),
+        ("<|python_tag|>now.call(a=True, b=[None, 1])", PYTHON),
+        ("<|python_tag|>now(a=True, b=[None, 1])", PYTHON),
         ('```json\n{"name": "now", "parameters": {}}\n```', NOW),
         ('{"type": "function", "name": "now", "parameters": {}}', NOW),
         ('{"type": "function", "function": {"name": "now", "parameters": {}}}', NOW),
@@ -253,3 +270,113 @@ def test_python(text: str, arguments: str | None) -> None:
 
 def test_calls_in_python_may_be_json() -> None:
     assert calls_of('<function_calls>[{"name": "now"}]</function_calls>', "olmo3") == NOW
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("functions.", ""), ("functions.", ":0"), ("", ":17"), ("default_api.", ""), ("tools.", "")],
+)
+@pytest.mark.parametrize("name", sorted({*TOOL_NAMES} - {"harmony", "kimi_k2"}))
+def test_a_name_may_say_where_the_tool_is_and_which_call_it_is(
+    name: str, before: str, after: str
+) -> None:
+    names = ("get_weather", "search.web", "now")
+    text = written(name, [(f"{before}{each}{after}", {}) for each in names])
+    message = read(text, name)
+    assert [(call.name, call.arguments) for call in message.calls] == [
+        (each, "{}") for each in names
+    ]
+    assert message.content == ""
+
+
+@pytest.mark.parametrize("name", TOOL_NAMES)
+def test_another_tool_of_a_name_is_none_that_was_offered(name: str) -> None:
+    for other in ("nowhere.now", "functions.nope", "now:x"):
+        assert read(written(name, [(other, {})]), name).calls == []
+    exact = tool("functions.now")
+    message = parse_all(
+        written(name, [("functions.now", {})]), formats_of(name), tools=[exact, tool("now")]
+    )
+    assert [call.name for call in message.calls] == ["functions.now"] or name in (
+        *("harmony", "kimi_k2"),
+    )
+
+
+@pytest.mark.parametrize("quote", ["", "'", '"'])
+@pytest.mark.parametrize("more", ["", " type={0}string{0}"])
+def test_names_in_tags_with_any_quotes_or_none(quote: str, more: str) -> None:
+    text = written("minimax_m2", [("get_weather", {"city": "a \"b\" 'c'", "days": 3}), ("now", {})])
+    changed = re.sub(r'name="(\w+)"', rf"name={quote}\1{quote}", text)
+    if quote:
+        changed = changed.replace("city" + quote, "city" + quote + more.format(quote))
+    assert calls_of(changed, "minimax_m2") == calls_of(text, "minimax_m2")
+
+
+@pytest.mark.parametrize("name", ["hermes", "json", "qwen3_coder"])
+def test_an_object_or_functions_in_one_kind_of_tag(name: str) -> None:
+    calls = [("get_weather", {"city": "x", "days": 5}), ("now", {})]
+    text = written("qwen3_coder", calls) + "\n" + written("hermes", calls)
+    assert calls_of(text, name) == calls_of(text, "qwen3_coder")
+    assert len(calls_of(text, name)) == 4
+    assert read("a </function> b", "hermes").content == "a </function> b"
+
+
+BROKEN = [
+    "nope(",
+    "nope(a=1",
+    "nope(a='x",
+    'nope(a="x, b=1',
+    "nope(a=[1, 2",
+    "nope(a={'b': 2,",
+    "nope(a=",
+    "get_weather(city='x'",
+    "get_weather(city=",
+]
+
+
+@pytest.mark.parametrize("name", ["olmo3", "pythonic", "lfm2"])
+@pytest.mark.parametrize(
+    ("broken", "between"),
+    [
+        *product(BROKEN, ("\n", "\n\n", ",\n")),
+        *product(("nope(", "nope(a=1", "get_weather(city='x'"), (", ",)),
+    ],
+)
+def test_a_call_in_python_that_is_not_closed_leaves_the_next_one(
+    name: str, broken: str, between: str
+) -> None:
+    begin = {"olmo3": "<function_calls>", "pythonic": "[", "lfm2": "<|tool_call_start|>["}[name]
+    end = {"olmo3": "</function_calls>", "pythonic": "]", "lfm2": "]<|tool_call_end|>"}[name]
+    good = "get_weather(city='Rome\nnow()', days=1)" + between + "now()"
+    text = begin + broken + between + good + end
+    message = read(text, name)
+    made = [(call.name, call.arguments) for call in message.calls]
+    assert made[-2:] == [("get_weather", '{"city": "Rome\\nnow()", "days": 1}'), *NOW]
+    assert len(made) == 2 + broken.startswith("get_weather")
+    assert message.content.strip(", ") == ("" if len(made) == 3 else broken.strip(", "))
+    assert_cuts_do_not_matter(text, formats_of(name))
+
+
+@pytest.mark.parametrize("name", ["mistral", "granite", "phi4_mini", "nemotron", "json"])
+@pytest.mark.parametrize("first", ["now", "nope"])
+def test_an_object_in_a_list_that_is_not_closed_leaves_the_next_one(name: str, first: str) -> None:
+    text = written(name, [(first, {"a": 1}), ("now", {"a": 2})])
+    text = text.replace("1}}", "1}", 1)
+    assert [call.arguments for call in read(text, name).calls][-1] == '{"a": 2}'
+    assert len(read(text, name).calls) == 1 + (first == "now")
+
+
+@pytest.mark.parametrize("name", TAGGED_NAMES)
+@pytest.mark.parametrize("space", ["", "\n\n"])
+def test_an_end_of_reasoning_after_calls_is_no_content(name: str, space: str) -> None:
+    calls = written(name, [("now", {})])
+    for text, content in (
+        (f"{calls}{space}</think>{space}", ""),
+        (f"So.\n{calls}{space}</think>\n\n", "So.\n"),
+        (f"</think>{space}{calls}", ""),
+        (f"<think>Hm.</think>{calls}{space}</think>{space}So.", "So."),
+        (f"{calls}{space}So </think> it is", "So </think> it is"),
+    ):
+        message = read(text, name, "think")
+        assert (message.content.lstrip(), len(message.calls)) == (content, 1), text
+        assert_cuts_do_not_matter(text, formats_of(name, "think"))
