@@ -65,8 +65,12 @@ _PADDED: Final = (
     "Experts' features are divided between their scales, and padded to equal parts: {:,.2f} GiB of "
     "each GPU's weights."
 )
-_KEPT: Final = "{} weights are read as they are stored; arithmetic counts as in 16 bits."
-_EXPANDED: Final = "{} weights are expanded to 16 bits, as this GPU has no kernels for them."
+_QUANTISED: Final = {
+    "all": "{} weights are read as they are stored; arithmetic counts as in 16 bits.",
+    "experts": "{} weights of experts are read as they are stored. Others are expanded to 16 bits, "
+    "as this GPU has no kernels for them.",
+    "none": "{} weights are expanded to 16 bits, as this GPU has no kernels for them.",
+}
 
 
 class Placement(NamedTuple):
@@ -200,5 +204,5 @@ def _notes(where: Placement, rank: RankModel, cost: PredictedCost) -> list[str]:
     if rank.padded_bytes:
         notes.append(_PADDED.format(rank.padded_bytes / 2**30))
     if quantization is not None:
-        notes.append((_KEPT if rank.is_kept else _EXPANDED).format(quantization.method))
+        notes.append(_QUANTISED[rank.kept].format(quantization.method))
     return notes

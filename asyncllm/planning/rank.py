@@ -16,7 +16,7 @@ from asyncllm.models.config.base import MoeConfig
 from asyncllm.models.layers.embedding import Embedding, SharedEmbedding, TokenEmbedding
 from asyncllm.models.layers.linear import RowLinear
 from asyncllm.models.layers.moe import Experts, SparseMoE
-from asyncllm.models.loading.allocate import kernels_take
+from asyncllm.models.loading.allocate import Kept, kernels_take
 from asyncllm.models.loading.loader import make_model
 from asyncllm.models.quant.weight import QuantizedWeight
 from asyncllm.models.spec import ModelSpec
@@ -39,7 +39,7 @@ class RankModel(NamedTuple):
         captured_tokens: of the largest mixed step that is captured; 0: none is.
         num_sums: how often a step adds up over the ranks, ``sum_bytes`` for each token.
         logit_bytes: of the logits of one row.
-        is_kept: whether the weights stay quantised; None if they are not.
+        kept: the weights that stay quantised.
     """
 
     spec: ModelSpec
@@ -51,7 +51,7 @@ class RankModel(NamedTuple):
     num_sums: int
     sum_bytes: int
     logit_bytes: int
-    is_kept: bool | None
+    kept: Kept
 
 
 def torch_dtype(config: EngineConfig, gpu: Gpu) -> torch.dtype:
@@ -72,9 +72,9 @@ def rank_model(config: EngineConfig, spec: ModelSpec, gpu: Gpu) -> RankModel:
     dtype, length = torch_dtype(config, gpu), wanted_length(config, spec)
     ranks = Apart(0, config.tp)
     quantization = spec.quantization
-    keep = None if quantization is None else kernels_take(quantization, dtype, gpu)
+    keep: Kept = "none" if quantization is None else kernels_take(quantization, dtype, gpu)
     meta = torch.device("meta")
-    model = make_model(spec, dtype, meta, length, keep=bool(keep), ranks=ranks)
+    model = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks)
     captured = min(captured_tokens(model), step_tokens(config, "cuda")) if config.cuda_graphs else 0
     sums = sum(
         getattr(module, "ranks", None) is ranks and isinstance(module, RowLinear | SparseMoE)
@@ -91,7 +91,7 @@ def rank_model(config: EngineConfig, spec: ModelSpec, gpu: Gpu) -> RankModel:
         num_sums=sums + embeddings if config.tp > 1 else 0,
         sum_bytes=spec.hidden_size * dtype.itemsize,
         logit_bytes=spec.vocab_size * dtype.itemsize,
-        is_kept=keep,
+        kept=keep,
     )
 
 

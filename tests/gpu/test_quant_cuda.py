@@ -34,7 +34,7 @@ def test_logits(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     kept = [part for part in model.modules() if isinstance(part, QuantizedWeight)]
     quantization = read_spec(folder).quantization
     assert quantization is not None
-    takes = can_keep(quantization, dtype, torch.device("cuda", 0))
+    takes = can_keep(quantization, dtype, torch.device("cuda", 0)) == "all"
     assert takes or name in ("compressed-tensors", "fp8-blocks", "fp8")
     assert len(kept) == takes * (10 if name in ("compressed-tensors", "fp8-blocks") else 12)
     # With many rows fp8 rounds activations, too, to 4 bits of precision.

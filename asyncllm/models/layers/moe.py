@@ -109,12 +109,15 @@ class Experts(Packed):
     def align(self, unit: int, place: Placement) -> None:
         """Share the features in units of so many, which keep a scale in a quantised format.
 
-        Ranks may then have different numbers of them, and pad their weights to the same size. The
-        weights are allocated again afterwards.
+        Ranks may then have different numbers of them, and pad their weights to the same size;
+        nothing changes if that doubled their weights, which 16 bits do as well. The weights are
+        allocated again afterwards.
         """
-        self.inner = Kept.aligned(self.inner.whole, unit, self.ranks)
         units = -(-self.inner.whole // unit)
-        self.padded = -(-units // self.ranks.size) * unit
+        padded = -(-units // self.ranks.size) * unit
+        if padded < 2 * self.inner.size:
+            self.inner = Kept.aligned(self.inner.whole, unit, self.ranks)
+            self.padded = padded
 
     def parts(self) -> Iterator[tuple[str, Place]]:
         if self.is_fused_on_disk:
@@ -191,7 +194,7 @@ class ClampedExperts(Experts):
     def align(self, unit: int, place: Placement) -> None:
         super().align(unit, place)
         self.gate_up_proj_bias = place.empty(self.count, 2 * self.padded)
-        self.gate_up_proj_bias.zero_()
+        self.gate_up_proj_bias.zero_()  # what is padded
 
     def matrices(self) -> GatedExperts:
         return GatedExperts(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from math import lcm
+from typing import Literal
 
 import torch
 
@@ -25,34 +26,39 @@ log = logging.getLogger(__name__)
 #: if it is not quantised.
 LayoutOf = Callable[[str, int], Layout | None]
 
+#: The weights that stay quantised.
+Kept = Literal["all", "experts", "none"]
 
-def can_keep(quantization: Quantization, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether kernels on this device take weights as they are stored."""
+
+def can_keep(quantization: Quantization, dtype: torch.dtype, device: torch.device) -> Kept:
+    """Which weights kernels on this device take as they are stored."""
     if device.type != "cuda" or obstacle(device) is not None:
-        return False
+        return "none"
     return kernels_take(quantization, dtype, gpu_of(device))
 
 
-def kernels_take(quantization: Quantization, dtype: torch.dtype, gpu: Gpu) -> bool:
-    """Whether kernels for this GPU take weights as they are stored."""
+def kernels_take(quantization: Quantization, dtype: torch.dtype, gpu: Gpu) -> Kept:
+    """Which weights kernels for this GPU take as they are stored."""
     if quantization.method == "mxfp4":
-        return dtype == torch.bfloat16
+        return "all" if dtype == torch.bfloat16 else "none"
     if dtype not in (torch.bfloat16, torch.float16):
-        return False
+        return "none"
     if quantization.method != "fp8":
-        return True
-    # cuBLAS multiplies by scales of blocks on Hopper only.
-    return gpu.is_hopper if quantization.blocked else gpu.has_fp8
+        return "all"
+    if not gpu.has_fp8:
+        return "none"
+    # cuBLAS multiplies by scales of blocks on Hopper only. Experts are multiplied by our kernels.
+    return "experts" if quantization.blocked and not gpu.is_hopper else "all"
 
 
-def allocate(model: CausalLM, place: Placement, layout_of: LayoutOf) -> None:
+def allocate(model: CausalLM, place: Placement, layout_of: LayoutOf, keep: Kept = "all") -> None:
     """Allocate the weights of projections and experts; the model was made with ``place``."""
     _set_shared_apart(model, layout_of)
     for projection, modules in _projections(model):
         size, depth = projection.weight.shape
         layouts = {layout_of(name, depth) for name in modules}
         weight = None
-        if projection is not model.lm_head and len(layouts) == 1:
+        if projection is not model.lm_head and len(layouts) == 1 and keep == "all":
             layout = layouts.pop()
             if not (_is_reordered(layout) and _has_some_columns(projection)):
                 weight = _weight(layout, size, _bounds(projection), depth, place.device)
@@ -107,8 +113,7 @@ def _allocate_experts(experts: Experts, around: str, place: Placement, layout_of
     layouts = {name: next(iter(each)) if len(each) == 1 else None for name, each in found.items()}
     units = {name: _unit(name, layout) for name, layout in layouts.items()}
     unit = lcm(*units.values())
-    is_divided = any(bound % unit for bound in _bounds_of(experts))
-    if is_divided and experts.inner.whole > unit * (place.ranks.size - 1):
+    if any(bound % unit for bound in _bounds_of(experts)):
         experts.align(unit, place)
     is_kept = True
     for name, shape in experts.shapes().items():

@@ -24,7 +24,7 @@ from asyncllm.errors import ModelError
 from asyncllm.models.base import CausalLM
 from asyncllm.models.layers.moe import Experts
 from asyncllm.models.layers.parameter import HasNeutral, Placement
-from asyncllm.models.loading.allocate import LayoutOf, allocate, can_keep, dummy_layout
+from asyncllm.models.loading.allocate import Kept, LayoutOf, allocate, can_keep, dummy_layout
 from asyncllm.models.loading.checkpoint import Header, read_headers, read_tensor
 from asyncllm.models.loading.copy_files import Source, copy_files
 from asyncllm.models.loading.projection import with_projection
@@ -79,11 +79,12 @@ def load_model(
     make = partial(make_model, dtype=dtype, device=device, max_length=max_length, ranks=ranks)
     report = progress or (lambda done, total: None)
     quantization = spec.quantization
-    keep = quantization is not None and can_keep(quantization, dtype, device)
-    if quantization is not None and device.type == "cuda" and not keep:
+    keep: Kept = "none" if quantization is None else can_keep(quantization, dtype, device)
+    if quantization is not None and device.type == "cuda" and keep != "all":
         log.warning(
-            "%s weights are expanded to %s when loaded, as no kernels for this GPU take them",
+            "%s weights%s are expanded to %s when loaded, as no kernels for this GPU take them",
             quantization.method,
+            " but those of experts" if keep == "experts" else "",
             str(dtype).removeprefix("torch."),
         )
     with torch.no_grad():
@@ -107,21 +108,21 @@ def make_model(
     device: torch.device,
     max_length: int | None = None,
     *,
-    keep: bool = False,
+    keep: Kept = "none",
     layout_of: LayoutOf | None = None,
     ranks: Ranks | None = None,
 ) -> CausalLM:
     """Allocate the parameters of a model, or of one rank's share, without filling them.
 
     Args:
-        keep: keep projections quantised.
+        keep: the weights that stay quantised.
         layout_of: see ``allocate``; by default, as config.json says.
     """
-    quantized = keep and spec.quantization is not None
-    place = Placement(dtype, device, quantized, ranks or Alone())
+    quantization = None if keep == "none" else spec.quantization
+    place = Placement(dtype, device, quantization is not None, ranks or Alone())
     model = model_class(spec.architecture)(spec.config, place, max_length)
-    if spec.quantization is not None and quantized:
-        allocate(model, place, layout_of or dummy_layout(spec.quantization))
+    if quantization is not None:
+        allocate(model, place, layout_of or dummy_layout(quantization), keep)
     return model
 
 

@@ -137,7 +137,7 @@ def test_experts_that_stay_in_mxfp4(
     size: int, inner: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each rank has whole groups of columns, though not all have as many."""
-    monkeypatch.setattr(loader, "can_keep", lambda *_: True)
+    monkeypatch.setattr(loader, "can_keep", lambda *_: "all")
     packed, dense = make(tmp_path, intermediate_size=inner)
     each = [_layers(packed, Apart(rank, size)) for rank in range(size)]
     for kept, expected in zip(zip(*each, strict=True), _layers(dense), strict=True):
@@ -160,7 +160,7 @@ def _layers(folder: Path, ranks: Ranks | None = None) -> list[Experts]:
 def test_a_scale_of_mxfp4_that_kernels_do_not_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader, "can_keep", lambda *_: True)
+    monkeypatch.setattr(loader, "can_keep", lambda *_: "all")
     folder, _ = make(tmp_path)
     stored = load_file(folder / "model.safetensors")
     stored["model.layers.1.mlp.experts.down_proj_scales"][0, 3, 1] = 131

@@ -113,7 +113,7 @@ def test_a_matrix_in_two_files(name: str, tmp_path: Path) -> None:
 @pytest.fixture
 def keep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights stay quantised, as on a GPU; the kernels are their references in torch."""
-    monkeypatch.setattr(loader, "can_keep", lambda *_: True)
+    monkeypatch.setattr(loader, "can_keep", lambda *_: "all")
 
 
 @pytest.mark.usefixtures("keep")

@@ -63,7 +63,7 @@ def test_quantised_matrices_are_divided(
     if family == "phi3":
         del heads["head_dim"]
     folder, _ = quantized.make(name, tmp_path, family, **sizes, **heads)
-    monkeypatch.setattr(loader, "can_keep", lambda *_: keep)
+    monkeypatch.setattr(loader, "can_keep", lambda *_: "all" if keep else "none")
     if keep:
         dtypes = {"gptq-ordered": 1}
         kept = [_quantized_names(folder, Apart(rank, 2)) for rank in range(2)]
@@ -72,15 +72,21 @@ def test_quantised_matrices_are_divided(
     _assert_equal_logits(folder, 2)
 
 
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("name", [name for name in quantized.FORMATS if name != "gptq-ordered"])
+@pytest.mark.parametrize(
+    ("name", "size", "features"),
+    [
+        *((name, 2, 160) for name in quantized.FORMATS if name != "gptq-ordered"),
+        *(("fp8-blocks", *sizes) for sizes in ((1, 160), (4, 320))),
+        ("awq", 4, 320),
+    ],
+)
 def test_experts_are_divided_between_scales(
-    name: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, size: int, features: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 160 features, a scale has 128 or 32: ranks have different numbers of them."""
-    sizes = {"hidden_size": 256, "moe_intermediate_size": 160}
+    """Of them, a scale has 128 or 32: ranks have different numbers of them, or even none."""
+    sizes = {"hidden_size": 256, "moe_intermediate_size": features}
     folder, _ = quantized.make(name, tmp_path, "glm4_moe", **sizes)
-    monkeypatch.setattr(loader, "can_keep", lambda *_: True)
+    monkeypatch.setattr(loader, "can_keep", lambda *_: "all")
     for rank in range(size):
         assert {
             "model.layers.2.mlp.experts.gate_up_proj",
@@ -94,7 +100,7 @@ def test_blocks_of_scales_are_not_cut(tmp_path: Path, monkeypatch: pytest.Monkey
     sizes = {"hidden_size": 1536, "intermediate_size": 1024, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 16, "num_key_value_heads": 8}
     folder, _ = quantized.make("fp8-blocks", tmp_path, "phi3", **sizes, **heads)
-    monkeypatch.setattr(loader, "can_keep", lambda *_: True)
+    monkeypatch.setattr(loader, "can_keep", lambda *_: "all")
     assert "model.layers.0.self_attn.qkv_proj.weight" in _quantized_names(folder, Apart(0, 1))
     names = _quantized_names(folder, Apart(1, 8))
     assert "model.layers.0.self_attn.qkv_proj.weight" not in names

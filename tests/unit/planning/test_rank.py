@@ -109,8 +109,20 @@ def test_what_cannot_be_divided_is_said_as_at_the_start(tmp_path: Path) -> None:
 def test_quantised_weights_where_kernels_take_them(tmp_path: Path) -> None:
     plain = rank_of(tmp_path, QWEN3_8B)
     kept = rank_of(tmp_path, QWEN3_8B, quantization_config=FP8)
-    assert kept.is_kept
+    assert kept.kept == "all"
     assert 0.5 < kept.weight_bytes / plain.weight_bytes < 0.6, "not the embeddings"
     assert kept.work.token_flops == pytest.approx(plain.work.token_flops, rel=1e-3)
     expanded = rank_of(tmp_path, QWEN3_8B, gpu="a100-80", quantization_config=FP8)
-    assert (expanded.is_kept, expanded.weight_bytes) == (False, plain.weight_bytes)
+    assert (expanded.kept, expanded.weight_bytes) == ("none", plain.weight_bytes)
+
+
+def test_experts_in_blocks_stay_quantised_where_other_weights_do_not(tmp_path: Path) -> None:
+    hopper, ada = (
+        rank_of(tmp_path, QWEN3_30B_A3B, gpu=gpu, quantization_config=FP8)
+        for gpu in ("h200", "l40s")
+    )
+    plain = rank_of(tmp_path, QWEN3_30B_A3B)
+    assert (hopper.kept, ada.kept) == ("all", "experts")
+    assert ada.work.expert_bytes == hopper.work.expert_bytes
+    assert ada.work.weight_bytes == plain.work.weight_bytes
+    assert ada.weight_bytes < 0.55 * plain.weight_bytes
