@@ -38,7 +38,7 @@ from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.chat_template import ChatTemplate
 from asyncllm.text.jinja_env import read_template
 from asyncllm.text.model_files import read_json
-from asyncllm.text.parsing import choose_formats
+from asyncllm.text.parsing import calls_writer, choose_formats
 from asyncllm.text.structured import StructuredOutput
 from asyncllm.text.tokenizer import Tokenizer
 from asyncllm.types import SamplingParams
@@ -318,6 +318,8 @@ def _load_text(
         tools=config.tool_parser,
         reasoning=config.reasoning_parser,
     )
+    if template is not None:
+        template = template.with_calls(calls_writer(formats))
     return tokenizer, template, ChatReader(formats, tokenizer)
 
 

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from copy import copy
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import jinja2
+from msgspec.structs import replace
 
 from asyncllm.errors import BadRequest, ModelError
 from asyncllm.text.jinja_env import template_environment
 from asyncllm.text.model_files import read_json, read_special_tokens
 from asyncllm.text.template_budget import BudgetedSandbox, TooMuchWork, Work
-from asyncllm.text.template_form import checked, fallbacks, find_form, is_lost
+from asyncllm.text.template_form import calls_as_json, checked, fallbacks, find_form, is_lost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from asyncllm.text.template_form import Form, Message
+    from asyncllm.text.template_form import Form, Message, WriteCalls
 
 #: Rendering on the event loop. A model's own template takes some ten steps a message, of about a
 #: microsecond each.
@@ -76,6 +78,13 @@ class ChatTemplate:
         except (jinja2.TemplateError, RecursionError) as error:
             raise ModelError(f"the chat template does not compile: {error}") from error
         self._turn = asyncio.Lock()
+        self._write_calls: WriteCalls = calls_as_json
+
+    def with_calls(self, write: WriteCalls) -> Self:
+        """The same templates; calls that they do not print are written as text like this."""
+        made = copy(self)
+        made._write_calls = write
+        return made
 
     @classmethod
     def from_folder(
@@ -145,6 +154,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        calls_as_text: bool = True,
         **variables: Any,
     ) -> str:
         """The prompt text for a conversation.
@@ -156,6 +166,7 @@ class ChatTemplate:
             add_generation_prompt: end with the header of the assistant's next message.
             continue_final_message: end within the final message, for the model to continue it;
                 excludes ``add_generation_prompt``.
+            calls_as_text: write the calls that the template does not print.
             variables: further variables for the template, such as ``enable_thinking``.
 
         Raises:
@@ -173,7 +184,8 @@ class ChatTemplate:
             raise BadRequest("the final message has no text to continue", param="messages")
         options = {**variables, "add_generation_prompt": add_generation_prompt}
         with template.budget(work):
-            tries = template.tries(given, tools, options, continues=continue_final_message)
+            write = self._write_calls if calls_as_text else None
+            tries = template.tries(given, tools, options, write, continues=continue_final_message)
             return _best(islice(tries, most_forms), given, is_all=most_forms is None)
 
     def _choose(self, *, with_tools: bool) -> _Template:
@@ -249,13 +261,20 @@ class _Template:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
         options: Mapping[str, Any],
+        write: WriteCalls | None,
         *,
         continues: bool,
     ) -> Iterator[str | BadRequest]:
-        """The text of checked messages in one form after the other, or why there is none."""
+        """The text of checked messages in one form after the other, or why there is none.
+
+        Args:
+            write: writes calls that the template does not print; None to leave these to it.
+        """
         for form in self._forms:
+            if write is None and form.calls == "text":
+                form = replace(form, calls="parallel")
             try:
-                yield self._in_form(form, messages, tools, options, continues=continues)
+                yield self._in_form(form, messages, tools, options, write, continues=continues)
             except TooMuchWork:
                 raise
             except BadRequest as error:
@@ -269,10 +288,11 @@ class _Template:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
         options: Mapping[str, Any],
+        write: WriteCalls | None,
         *,
         continues: bool,
     ) -> str:
-        formed, offered = form.apply(messages, tools)
+        formed, offered = form.apply(messages, tools, write or calls_as_json)
         final_text = _open_final_message(formed[-1]) if continues else ""
         text = self._render({**options, "messages": formed, "tools": offered})
         return _cut_open_end(text, final_text) if continues else text

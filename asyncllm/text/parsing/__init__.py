@@ -45,3 +45,4 @@ from asyncllm.text.parsing.registry import TOOL_FORMATS as TOOL_FORMATS
 from asyncllm.text.parsing.tool_choice import CallStructure as CallStructure
 from asyncllm.text.parsing.tool_choice import CallTag as CallTag
 from asyncllm.text.parsing.tool_choice import call_structure as call_structure
+from asyncllm.text.parsing.writing import calls_writer as calls_writer

@@ -31,6 +31,9 @@ _MISTRAL_CALLS = (
     CallSyntax("[TOOL_CALLS]", json=_JSON, named=NamedBody("[ARGS]", call_id="[CALL_ID]")),
 )
 
+#: The format for models of which nothing is known.
+GENERIC = "json"
+
 #: The generic one last.
 TAGGED_FORMATS = (
     ToolFormat(
@@ -312,7 +315,7 @@ TAGGED_FORMATS = (
         ),
     ),
     ToolFormat(
-        "json",  # for models of which nothing is known
+        GENERIC,
         calls=(
             CallSyntax("", json=_BARE),
             _FENCED,

@@ -7,6 +7,9 @@ conversations. What a template cannot place is moved, joined or filled in. ``is_
 a text is missing in a prompt; then, and when the template fails, ``fallbacks`` are tried.
 """
 
+from asyncllm.text.template_form.calls import WriteCalls as WriteCalls
+from asyncllm.text.template_form.calls import calls_as_json as calls_as_json
+from asyncllm.text.template_form.calls import named_arguments as named_arguments
 from asyncllm.text.template_form.calls import read_arguments as read_arguments
 from asyncllm.text.template_form.form import Form as Form
 from asyncllm.text.template_form.form import fallbacks as fallbacks

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from string import ascii_letters, digits
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from asyncllm.text.template_form.messages import calls_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from asyncllm.text.template_form.messages import Message
 
 _LETTERS: Final = digits + ascii_letters
+#: Writes the calls of a message as text.
+WriteCalls: TypeAlias = Callable[[Sequence[Mapping[str, Any]]], str]
 #: The key of arguments that are not a JSON object, for templates that take nothing else.
 RAW_KEY: Final = "arguments"
 
@@ -116,11 +118,21 @@ def written_arguments(given: Any, *, as_object: bool, raw_as_object: bool) -> di
     return json.dumps(value, ensure_ascii=False)
 
 
-def call_text(call: Mapping[str, Any]) -> str:
-    """A call as text, for templates that write none: the JSON in which many models write calls."""
+def named_arguments(call: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A call's name and arguments, which are an object in any case."""
     function = call["function"]
     value = read_arguments(function.get("arguments"))
-    return json.dumps({"name": function["name"], "arguments": value}, ensure_ascii=False)
+    return function["name"], {RAW_KEY: value} if isinstance(value, str) else value
+
+
+def calls_as_json(calls: Sequence[Mapping[str, Any]]) -> str:
+    """Calls as text, in the form of which most models have read much: Hermes'."""
+    made = []
+    for call in calls:
+        name, arguments = named_arguments(call)
+        text = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+        made.append(f"<tool_call>\n{text}\n</tool_call>")
+    return "\n".join(made)
 
 
 class Exchange:

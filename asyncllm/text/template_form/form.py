@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from asyncllm.text.template_form.calls import (
     Exchange,
-    call_text,
+    WriteCalls,
+    calls_as_json,
     exchanges,
     with_ids,
     written_arguments,
@@ -46,7 +47,7 @@ class Form(msgspec.Struct, frozen=True):
             turn; "user": nowhere, the first ones become part of the first user turn.
         ids: a name of ``ID_FORMS``, or None for any id.
         calls: "parallel": several in a message; "single": one, followed by its result; "text":
-            none, they are written as text.
+            none, they are written as text, behind the text of the message.
         results: of calls, in messages of a "tool", or as texts of a "user".
         text_with_calls: text beside calls is "kept", becomes a message "apart" before them, or is
             put "in_result".
@@ -88,9 +89,16 @@ class Form(msgspec.Struct, frozen=True):
     break_markers: bool = False
 
     def apply(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        write: WriteCalls = calls_as_json,
     ) -> tuple[list[Message], list[Tool] | None]:
-        """Checked messages, and tools, in this form; the given ones stay as they are."""
+        """Checked messages, and tools, in this form; the given ones stay as they are.
+
+        Args:
+            write: writes calls as text.
+        """
         made = list(messages)
         if not self.keep_developer:
             made = [_as_system(message) for message in made]
@@ -107,7 +115,7 @@ class Form(msgspec.Struct, frozen=True):
         if self.join_answers:
             made = joined(made, "assistant")
         parts = list(exchanges(made))
-        made = [m for part in parts for m in self._exchange(part, is_last=part is parts[-1])]
+        made = [m for part in parts for m in self._exchange(part, write, part is parts[-1])]
         if self.user_after_result in ("in_result", "reminders"):
             made = with_folded_users(made, only_reminders=self.user_after_result == "reminders")
         if self.join_users:
@@ -120,7 +128,9 @@ class Form(msgspec.Struct, frozen=True):
             made = [break_markers(m) if m["role"] == "assistant" else m for m in made]
         return [self._finished(message) for message in made], offered
 
-    def _exchange(self, part: Exchange | Message, *, is_last: bool) -> Iterator[Message]:
+    def _exchange(
+        self, part: Exchange | Message, write: WriteCalls, is_last: bool
+    ) -> Iterator[Message]:
         """The messages of an answer's calls and their results, or the one message."""
         if not isinstance(part, Exchange):
             yield self._result(None, part) if part["role"] == "tool" else part
@@ -134,19 +144,10 @@ class Form(msgspec.Struct, frozen=True):
         if self.calls == "single":
             yield from self._one_by_one(message, part)
         else:
-            yield _with_calls_as_text(message) if self._as_text(part, is_last) else message
+            yield _with_calls_as_text(message, write) if self.calls == "text" else message
             for call, result in part.answers:
                 yield self._result(call, result)
         yield from part.others
-
-    def _as_text(self, part: Exchange, is_last: bool) -> bool:
-        """Whether calls are written as text: not those that alone end a conversation.
-
-        They are left to the template, as transformers leaves them.
-        """
-        if self.calls != "text":
-            return False
-        return bool(part.answers or part.others or not is_last or text_of(part.message).strip())
 
     def _with_text(self, part: Exchange) -> Message:
         """The message with calls, where text may stand beside them."""
@@ -163,11 +164,7 @@ class Form(msgspec.Struct, frozen=True):
 
     def _result(self, call: Mapping[str, Any] | None, result: Message) -> Message:
         """A result in a message that the template prints."""
-        if (
-            self.results == "tool"
-            and self.calls != "text"
-            and not (call is None and self.orphans == "user")
-        ):
+        if self.results == "tool" and not (call is None and self.orphans == "user"):
             return result
         name = result.get("name") if call is None else call["function"]["name"]
         head = f"Result of {name}:" if name else "Result of a call:"
@@ -244,9 +241,8 @@ def fallbacks(form: Form) -> tuple[Form, ...]:
         fill=FILLS[-1],
         empty_tools=True,
     )
-    text = replace(
-        careful, calls="text", content="text" if form.content == "either" else form.content
-    )
+    content = "text" if form.content == "either" else form.content
+    text = replace(careful, calls="text", results="user", content=content)
     plain = replace(text, system="user", tools_as_text=True)
     return (
         replace(form, fill=FILLS[-1]),
@@ -274,9 +270,8 @@ def _empty_result(call: Mapping[str, Any]) -> Message:
     return {"role": "tool", "tool_call_id": call["id"], "content": NO_RESULT}
 
 
-def _with_calls_as_text(message: Message) -> Message:
-    calls = "\n".join(map(call_text, calls_of(message)))
-    return added(_without(message, {"tool_calls"}), calls)
+def _with_calls_as_text(message: Message, write: WriteCalls) -> Message:
+    return added(_without(message, {"tool_calls"}), write(calls_of(message)))
 
 
 def _with_user_first(messages: Sequence[Message], text: str) -> list[Message]:

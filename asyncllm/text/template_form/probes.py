@@ -69,6 +69,8 @@ _BARE: Final = (
     {"parameters": {"type": "object", "properties": {"key": {"$ref": "#/$defs/a"}}}},
     {"parameters": {"anyOf": [_SCHEMA, {"type": "object"}]}},
     {"parameters": {"properties": {"key": {"type": ["string", "null"]}}}},
+    {"parameters": {"properties": {"key": {"type": "object"}}}},
+    {"parameters": {"properties": {"key": {"type": "array"}}}},
 )
 
 

@@ -60,29 +60,19 @@ def find_form(render: Render, *, keep_developer: bool) -> Found:
     if not search.takes_a_turn(form):
         return Found(form, ("a single turn of a user (it fails)",))
     form = search.improve(form, PROBES)
-    form = search.with_calls(form)
-    if form.calls != "text":
-        form = search.improve(form, CALL_PROBES)
+    form = search.improve(search.with_calls(form), CALL_PROBES)
     form = search.improve(form, PROBES)  # a later change may have undone an earlier one
     form = search.with_thoughts(form)
     clauses = _clauses(form)
-    if form.calls != "text" and not search.prints_calls:
-        clauses.append("calls (they are left out; their results are not)")
     if not search.only_grows(form):
         clauses.append("longer conversations without changes (the cache helps up to the change)")
     return Found(form, tuple(clauses))
 
 
 class _Search:
-    """
-    Attributes:
-        prints_calls: whether the template prints calls, as far as is known yet.
-    """
-
     def __init__(self, render: Render):
         self._render = render
         self._tools: Sequence[Tool] | None = None
-        self.prints_calls = False
         self._taken: list[tuple[Probe, Sequence[Tool] | None]] = []
 
     def content(self, form: Form) -> str:
@@ -120,7 +110,7 @@ class _Search:
         """The form of calls and their results.
 
         Most templates take any; DeepSeek's older ones want arguments as text and None as content.
-        Some print no calls, but results: that is left as it is.
+        Some print no calls, or nothing of both.
         """
         forms = [
             replace(form, ids=ids, arguments=arguments, no_content=no_content)
@@ -129,15 +119,19 @@ class _Search:
                 ("object", "text"), ({}, {"content": ""}, {"content": None})
             )
         ]
+        text = replace(form, calls="text", no_content={"content": ""})
         for self._tools in (TOOLS, None):
-            for self.prints_calls, results in ((True, "tool"), (True, "user"), (False, "tool")):
+            for results in ("tool", "user"):
                 for new in (replace(each, results=results) for each in forms):
-                    if self.takes(new, Probe([Q, CALLS, R1, MORE, R2], ())):
+                    if self._takes_calls(new):
                         return self._with_raw(new)
             if self.takes(form, Probe([Q], ())):
                 break  # it takes the tools
-        self.prints_calls = False
-        return replace(form, no_content={"content": ""}, calls="text")
+        as_tool = replace(text, results="tool")
+        return as_tool if self._takes_calls(as_tool) else replace(text, results="user")
+
+    def _takes_calls(self, form: Form) -> bool:
+        return self.takes(form, Probe([Q, CALLS, R1, MORE, R2], ()))
 
     def with_thoughts(self, form: Form) -> Form:
         """The form in which a program's reminder does not make the template drop reasoning.
@@ -174,18 +168,16 @@ class _Search:
         probe = Probe([Q, {**CALLS, "tool_calls": [broken]}, R1], ())
         for new in (form, replace(form, raw_arguments="object")):
             text = self._text(new, probe.messages, self._tools)
-            if text is not None and (not self.prints_calls or "probealpha" in text):
+            if text is not None and "probealpha" in text:
                 return new
         return form
 
     def takes(self, form: Form, probe: Probe, tools: Sequence[Tool] | None = None) -> bool:
         """Whether the template renders a conversation with all of its words."""
         text = self._text(form, probe.messages, probe.tools or tools or self._tools)
-        if text is None:
-            return False
-        if (self.prints_calls or form.calls == "text") and not _has_calls(probe.messages, text):
-            return False
-        return _has_texts(probe.messages, text)
+        return text is not None and all(
+            has(probe.messages, text) for has in (_has_calls, _has_texts)
+        )
 
     def _text(
         self, form: Form, messages: Sequence[Message], tools: Sequence[Tool] | None = None
@@ -224,7 +216,7 @@ _CLAUSES: Final[Mapping[tuple[str, Any], str]] = {
     ("system", "first"): "system messages after the first (they join it, or the next user turn)",
     ("system", "user"): "system messages (they join the next user turn)",
     ("calls", "single"): "several calls in a message (they follow one another)",
-    ("calls", "text"): "calls and results (they are written as text)",
+    ("calls", "text"): "calls (they are written as text)",
     ("results", "user"): "results (a user tells them)",
     ("text_with_calls", "apart"): "text beside calls (it becomes a message before them)",
     ("text_with_calls", "in_result"): "text beside calls (it begins the result)",

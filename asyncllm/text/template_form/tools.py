@@ -9,11 +9,15 @@ from typing import Any, Final, Literal, TypeAlias
 #: A tool as OpenAI's chat completions define it.
 Tool: TypeAlias = Mapping[str, Any]
 #: What is filled in; each includes those before it.
-Fill: TypeAlias = Literal["nothing", "description", "parameters", "schema", "types", "one_type"]
+Fill: TypeAlias = Literal[
+    "nothing", "description", "parameters", "schema", "types", "one_type", "members"
+]
 
 FILLS: Final[tuple[Fill, ...]] = (
-    *("nothing", "description", "parameters", "schema", "types", "one_type"),
+    *("nothing", "description", "parameters", "schema", "types", "one_type", "members"),
 )
+#: Of a type the field that says what such a value contains.
+_MEMBERS: Final[Mapping[str, str]] = {"object": "additionalProperties", "array": "items"}
 
 
 def filled(tool: Tool, fill: Fill) -> Tool:
@@ -21,8 +25,8 @@ def filled(tool: Tool, fill: Fill) -> Tool:
 
     Args:
         fill: a tool's "description", its "parameters", the "schema" of these with the properties of
-            an object, the "types" and descriptions of properties, and "one_type" for a property
-            that may have several.
+            an object, the "types" and descriptions of properties, "one_type" for a property that
+            may have several, and the "members" of objects and lists, which may be anything.
     """
     function = tool.get("function")
     if not isinstance(function, Mapping):
@@ -61,6 +65,8 @@ def _property(schema: Any, level: int) -> dict[str, Any]:
         "type" not in whole or level >= FILLS.index("one_type")
     ):
         whole["type"] = _one_type(whole)
+    if level >= FILLS.index("members") and whole["type"] in _MEMBERS:
+        whole.setdefault(_MEMBERS[whole["type"]], {})
     return whole
 
 

@@ -19,8 +19,6 @@ FAMILIES: Final = {
     for path in sorted((Path(__file__).parents[2] / "data/chat_templates").glob("*.jinja"))
 }
 SPECIAL_TOKENS: Final = {"bos_token": "<s>", "eos_token": "</s>"}
-#: Families whose templates print no calls, and results like any other message.
-PRINTS_NO_CALLS: Final = frozenset(("chatml",))
 
 Message = dict[str, Any]
 

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncllm.text.parsing import Content, End, Formats, ToolArguments, ToolStart, message_of
+from asyncllm.text.parsing import (
+    Content,
+    End,
+    Formats,
+    ToolArguments,
+    ToolStart,
+    calls_writer,
+    message_of,
+)
 from asyncllm.text.parsing.formats import ChannelFormat, is_tag
 from tests.support.text.parsing_texts import (
     TAGGED_NAMES,
@@ -21,6 +29,7 @@ from tests.support.text.parsing_texts import (
     formats_of,
     fragments,
     new_parser,
+    read,
     written,
 )
 
@@ -86,6 +95,20 @@ def test_calls_come_out_as_written_whatever_the_cut(name: str) -> None:
         assert arguments == [json.dumps(arguments, ensure_ascii=False) for _, arguments in calls]
     assert events[-1] == End(len(calls), open_call=False, open_reasoning=False)
     assert not any(isinstance(event, Content) for event in events)
+
+
+@pytest.mark.parametrize("name", TOOL_NAMES)
+def test_calls_that_we_write_are_read(name: str) -> None:
+    calls = TEXT_CALLS if name in TEXT_NAMES else CALLS
+    text = calls_writer(formats_of(name))(
+        [{"function": {"name": name, "arguments": arguments}} for name, arguments in calls]
+    )
+    if name in ("harmony", "json"):
+        assert text == written("hermes", calls)
+        name = "hermes"
+    message = read(text, name)
+    assert [(call.name, json.loads(call.arguments)) for call in message.calls] == calls
+    assert message.content == ""
 
 
 @pytest.mark.parametrize("name", TOOL_NAMES)

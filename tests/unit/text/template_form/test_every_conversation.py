@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from asyncllm.text import ChatTemplate
 from tests.support.text.conversations import (
     FAMILIES,
-    PRINTS_NO_CALLS,
     SPECIAL_TOKENS,
     TOOLS,
     Conversation,
@@ -26,9 +25,7 @@ TEMPLATES = {name: ChatTemplate(source, SPECIAL_TOKENS) for name, source in FAMI
 @given(conversation=conversations(), tools=TOOLS)
 def test_every_text_is_in_the_prompt(name: str, conversation: Conversation, tools: Any) -> None:
     prompt = TEMPLATES[name].render(conversation.messages, tools=tools)
-    words = [*conversation.words]
-    if name not in PRINTS_NO_CALLS:
-        words += conversation.called
+    words = [*conversation.words, *conversation.called]
     assert not [word for word in words if word not in prompt]
 
 
