@@ -40,11 +40,13 @@ class Client:
         leave: closes it if it is idle, and says whether it was.
         placed: at which replica it is; None while it is here.
         has_begun: the replica has begun to answer, or has more of the client than ``data``.
+        begins_at: where in the stream of what is ``sent`` to the client the answer begins.
         last_words: end the answer, should the replica die.
         has_moved: another replica was given the request before.
     """
 
     __slots__ = (
+        "begins_at",
         "data",
         "has_begun",
         "has_moved",
@@ -75,6 +77,7 @@ class Client:
         self.head: Head | None = None
         self.num_first = 0
         self.has_begun = False
+        self.begins_at = 0
         self.has_moved = False
         self.last_words = b""
 

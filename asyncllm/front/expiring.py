@@ -40,11 +40,11 @@ class Expiring(Generic[T]):
         """When ``due`` has something."""
         return next(iter(self._deadlines.values()), None)
 
-    def due(self) -> list[T]:
-        """Those that have waited long enough; they wait no more."""
-        now, found = time.monotonic(), []
+    def due(self, most: int | None = None) -> list[T]:
+        """Those that have waited long enough, up to ``most`` of them; they wait no more."""
+        now, found = time.monotonic(), list[T]()
         for item, deadline in self._deadlines.items():
-            if deadline > now:
+            if deadline > now or len(found) == most:
                 break
             found.append(item)
         for item in found:

@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import time
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +18,7 @@ from asyncllm.errors import NotReady
 from asyncllm.front.answers import as_bytes
 from asyncllm.front.blocks import blocks, prompt_bytes
 from asyncllm.front.everyone import Everyone
-from asyncllm.front.reader import Reader
+from asyncllm.front.reader import MOST_PLACED, Reader
 from asyncllm.front.replica import Parcel, Replica, able
 from asyncllm.front.request import closing, home_of
 from asyncllm.front.router import Router
@@ -35,6 +36,7 @@ from asyncllm.supervise.front_channel import (
     NUMBER_BYTES,
     RETRY_SECONDS,
     number_of,
+    sent,
 )
 from asyncllm.supervise.listening import url_of
 from asyncllm.supervise.outage import STARTING, Outage
@@ -89,6 +91,8 @@ class Front:
         self._reader = Reader(poller, sockets, request_seconds, self._place)
         self._handed: dict[int, Client] = {}
         self._asking: set[Client] = set()
+        # Those that the replica has left that was to answer them, as it has died.
+        self._left: deque[Client] = deque()
         self._ping_at = 0.0
         self._is_announced = False
 
@@ -97,7 +101,7 @@ class Front:
     @property
     def deadline(self) -> float | None:
         times = [self._reader.deadline, self._everyone.deadline, self._outage.deadline]
-        times.append(self._ping_at)
+        times.append(0.0 if self._left else self._ping_at)
         if any(replica.is_behind for replica in self._replicas):
             times.append(time.monotonic() + RETRY_SECONDS)
         return min((at for at in times if at is not None), default=None)
@@ -136,16 +140,13 @@ class Front:
         there = [c for c in self._handed.values() if c.placed and c.placed.replica == server.index]
         for client in there:
             self._take_back(client)
-            if not client.has_begun:
-                self._move(client)
-            elif client.last_words:
-                self._finish(client, client.last_words)
-            else:
-                client.close()
+        self._left.extend(there)
 
     def act(self) -> None:
         now = time.monotonic()
-        placed = len(self._handed) + len(self._asking)
+        for client in [self._left.popleft() for _ in range(min(MOST_PLACED, len(self._left)))]:
+            self._go_on(client)
+        placed = len(self._handed) + len(self._asking) + len(self._left)
         self._everyone.own.connections = self._reader.num_clients + placed
         self._reader.act()
         self._everyone.expire()
@@ -166,7 +167,7 @@ class Front:
         for replica in self._replicas:
             replica.lost()
         self._reader.drop()
-        for client in (*self._handed.values(), *self._asking):
+        for client in (*self._handed.values(), *self._asking, *self._left):
             client.close()
 
     # -- choosing a replica ----------------------------------------------------------------------
@@ -213,6 +214,7 @@ class Front:
         prompt = prompt_bytes(client.body)
         client.placed = self._router.place(blocks(prompt), len(prompt), among)
         self._handed[client.number] = client
+        client.begins_at = sent(client.socket.fileno()) or 0
         parcel = Parcel(client.number, client.socket, bytes(client.data), client.num_first)
         self._replicas[client.placed.replica].hand_over(parcel)
         if client.room.left < 0:
@@ -228,14 +230,14 @@ class Front:
         is_last = head.is_last or client.use is not Use.FREELY
         data = as_bytes(answer, with_body=not is_head, is_last=is_last, version=head.version)
         try:
-            sent = client.socket.send(data)
+            num_sent = client.socket.send(data)
         except BlockingIOError:
-            sent = 0
+            num_sent = 0
         except OSError:
             client.close()
             return
-        if sent < len(data) or is_last:
-            self._finish(client, data[sent:])
+        if num_sent < len(data) or is_last:
+            self._finish(client, data[num_sent:])
         else:
             client.reset()
             self._reader.listen(client)
@@ -257,13 +259,11 @@ class Front:
     # -- what replicas say of connections --------------------------------------------------------
 
     def _reported(self, client: Client, kind: bytes, more: bytes) -> None:
-        if kind == BEGUN:
-            client.has_begun, client.last_words = True, more
+        if kind in (BEGUN, KEPT):
+            client.has_begun, client.last_words = True, more[NUMBER_BYTES:]
+            client.begins_at = int.from_bytes(more[:NUMBER_BYTES], "big")
             client.drop()
-        elif kind == KEPT:
-            client.has_begun, client.last_words = True, b""
-            client.drop()
-            if client.placed is not None:
+            if kind == KEPT and client.placed is not None:
                 self._router.ended(client.placed)
                 client.placed = client.placed._replace(work=0.0)
         elif kind == FREE:
@@ -285,6 +285,21 @@ class Front:
         del self._handed[client.number]
         if client.placed is not None:
             self._router.ended(client.placed)
+
+    def _go_on(self, client: Client) -> None:
+        """Its replica has died. The client gets one whole answer, if nothing of one is sent."""
+        at = sent(client.socket.fileno())
+        if not client.has_begun:
+            if at in (None, client.begins_at) or not client.is_whole():
+                self._move(client)
+            else:  # the replica had no time to say that its answer begins
+                client.close()
+        elif at == client.begins_at:
+            self._refuse(client, DIED)
+        elif client.last_words and (at is None or at > client.begins_at):
+            self._finish(client, client.last_words)
+        else:
+            client.close()
 
     def _move(self, client: Client) -> None:
         """Give a request to another replica; only once, as it may be what kills them."""

@@ -30,9 +30,11 @@ BODY_SECONDS, PART_SECONDS = 2.0, 0.25
 RETRY_SECONDS, CROWDED_SECONDS = 0.1, 0.02
 #: How often the log says that there are none.
 LOG_SECONDS: Final = 60.0
-#: Connections accepted, and bytes read, at once.
-MOST_ACCEPTED: Final = 128
-READ_BYTES: Final = 2**18
+#: At once: connections accepted, and placed because the rest of their request was not waited for.
+MOST_ACCEPTED: Final = 16
+MOST_PLACED: Final = 4
+#: Bytes read at once: until the head has ended, and after that.
+HEAD_BYTES, BODY_BYTES = 2**14, 2**18
 #: Of requests that are read or wait for their answer; beyond, none is read to its end, or moves.
 MOST_BYTES: Final = 256 * 2**20
 
@@ -107,7 +109,7 @@ class Reader:
             self._leave(client)
             client.close()
         for waiting in self._begun:
-            for client in waiting.due():
+            for client in waiting.due(MOST_PLACED):
                 self._leave(client)
                 self._place(client)
         if self._accept_at is not None and time.monotonic() >= self._accept_at:
@@ -151,7 +153,7 @@ class Reader:
 
     def _read(self, client: Client) -> None:
         try:
-            data = client.socket.recv(READ_BYTES)
+            data = client.socket.recv(HEAD_BYTES if client.head is None else BODY_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -172,6 +174,8 @@ class Reader:
             if client.head is None:
                 self._heads.add(client)
             else:
+                if client not in self._bodies:
+                    self._poller.add(client.socket, partial(self._read, client), is_heavy=True)
                 self._heads.discard(client)
                 self._bodies.add(client)
                 self._parts.discard(client)

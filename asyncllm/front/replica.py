@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from asyncllm.front.answers import Known
-from asyncllm.supervise.child import HAND_OVER, PING
+from asyncllm.supervise.child import HAND_OVER, PING, send
 from asyncllm.supervise.front_channel import FIRST_BYTES, numbered, packed
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Sequence
 
     from asyncllm.supervise.server import Server
@@ -41,6 +41,8 @@ class Replica:
 
     def __init__(self) -> None:
         self._unsent: deque[Parcel] = deque()
+        # The message of the first of them, and its file, until the channel takes it.
+        self._packed: tuple[bytes, list[int]] | None = None
         self._is_new(None)
 
     def _is_new(self, server: Server | None) -> None:
@@ -57,6 +59,7 @@ class Replica:
             if not parcel.number:
                 parcel.connection.close()
         self._unsent.clear()
+        self._unpack()
         self._is_new(None)
 
     @property
@@ -98,12 +101,20 @@ class Replica:
         while self._unsent and channel is not None:
             parcel = self._unsent[0]
             try:
-                _send(channel, parcel)
+                self._packed = self._packed or _packed(parcel)
+                message, files = self._packed
+                send(channel, message, [parcel.connection.fileno(), *files])
             except OSError:  # it is full; or dead, as the front will be told soon
                 return
+            self._unpack()
             self._unsent.popleft()
             if not parcel.number:
                 parcel.connection.close()
+
+    def _unpack(self) -> None:
+        for file in () if self._packed is None else self._packed[1]:
+            os.close(file)
+        self._packed = None
 
     def ping(self) -> None:
         """Ask how it is, and whether its event loop runs; to be called once a second."""
@@ -135,15 +146,10 @@ def able(replicas: Sequence[Replica]) -> list[int]:
     ]
 
 
-def _send(channel: socket.socket, parcel: Parcel) -> None:
+def _packed(parcel: Parcel) -> tuple[bytes, list[int]]:
     """
     Raises:
-        OSError: it cannot take it now, or ever.
+        OSError: this process has too many open files.
     """
     start = numbered(HAND_OVER, parcel.number) + parcel.num_first.to_bytes(FIRST_BYTES, "big")
-    message, files = packed(start, parcel.request)
-    try:
-        socket.send_fds(channel, [message], [parcel.connection.fileno(), *files])
-    finally:
-        for file in files:
-            os.close(file)
+    return packed(start, parcel.request)

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import socket
+import struct
+import sys
+import termios
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -27,12 +31,13 @@ from asyncllm.supervise.child import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-#: From a replica, followed by a connection's number: its answer begins; then bytes that end it
-#: should the replica die.
+#: From a replica, followed by a connection's number: its answer begins. Then where it begins in the
+#: stream of what is ``sent`` to the client; and bytes that end it should the replica die.
 BEGUN: Final = b"b"
 #: The answer is written, and the connection is free for another request; the replica has left it.
 FREE: Final = b"f"
 #: The answer is written, but the replica keeps the connection, as it may have more of the client.
+#: Then where in the stream another answer would begin.
 KEPT: Final = b"k"
 #: The connection is closed.
 CLOSED: Final = b"c"
@@ -46,7 +51,8 @@ HOME: Final = b"w"
 #: to write the answer of all to that connection. What is asked ends with a line feed.
 ASK: Final = b"q"
 
-#: Bytes of a connection's number. Connections with number 0 are not reported of.
+#: Bytes of a connection's number, and of a place in its stream. Connections with number 0 are not
+#: reported of.
 NUMBER_BYTES: Final = 8
 #: Then how many of the bytes are to be read first.
 FIRST_BYTES: Final = 4
@@ -56,6 +62,8 @@ _FIRST_AT: Final = 1 + NUMBER_BYTES
 _REQUEST_AT: Final = _FIRST_AT + FIRST_BYTES
 #: Before the next attempt, when the other side does not take messages as fast as they are sent.
 RETRY_SECONDS: Final = 0.002
+#: Of ``tcp_info`` in linux/tcp.h. At this place: bytes that are acknowledged, then those received.
+TCP_INFO_BYTES, ACKNOWLEDGED_AT = 136, 120
 #: Errors of sending that pass.
 FULL: Final = (errno.EAGAIN, errno.ETOOMANYREFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -66,6 +74,26 @@ def numbered(kind: bytes, number: int) -> bytes:
 
 def number_of(message: bytes) -> int:
     return int.from_bytes(message[1 : 1 + NUMBER_BYTES], "big")
+
+
+def sent(connection: int) -> int | None:
+    """How many bytes were written to a connection so far, by whatever process.
+
+    The kernel knows: those that the client has, and those that it does not have yet. None where it
+    does not count.
+    """
+    opened = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, connection)
+    try:
+        info = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+        acknowledged, received = struct.unpack_from("=QQ", info, ACKNOWLEDGED_AT)
+        if received:  # a client has sent a request, so this kernel counts
+            unacknowledged = fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4))
+            return int(acknowledged) + int.from_bytes(unacknowledged, sys.byteorder)
+    except (OSError, struct.error):
+        pass
+    finally:
+        opened.detach()  # it is not closed here
+    return None
 
 
 class HandedOver(NamedTuple):

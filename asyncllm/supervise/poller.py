@@ -20,28 +20,58 @@ class Poller:
 
     def __init__(self) -> None:
         self._poll = select.epoll()
-        self._callbacks: dict[int, Callable[[], object]] = {}
+        self._heavy = select.epoll()
+        self._poll.register(self._heavy, READ)
+        # Where each file is registered, and what is called.
+        self._files: dict[int, tuple[select.epoll, Callable[[], object]]] = {}
 
-    def add(self, file: HasFileno, callback: Callable[[], object], events: int = READ) -> None:
-        """Call it whenever the file is ready, or broken. Adding a file again replaces that."""
-        number = file.fileno()
-        change = self._poll.modify if number in self._callbacks else self._poll.register
-        change(number, events)
-        self._callbacks[number] = callback
+    def add(
+        self,
+        file: HasFileno,
+        callback: Callable[[], object],
+        events: int = READ,
+        *,
+        is_heavy: bool = False,
+    ) -> None:
+        """Call it whenever the file is ready, or broken. Adding a file again replaces that.
+
+        Args:
+            is_heavy: the call may take a millisecond or more. ``wait`` makes one such call at most.
+        """
+        number, poll = file.fileno(), self._heavy if is_heavy else self._poll
+        before, _ = self._files.get(number, (None, None))
+        if before is poll:
+            poll.modify(number, events)
+        else:
+            if before is not None:
+                before.unregister(number)
+            poll.register(number, events)
+        self._files[number] = poll, callback
 
     def remove(self, file: HasFileno) -> None:
         """Idempotent; the file must still be open.
 
         Do it before another process gets the file: closing it would not end the registration then.
         """
-        if self._callbacks.pop(file.fileno(), None) is not None:
-            self._poll.unregister(file)
+        poll, _ = self._files.pop(file.fileno(), (None, None))
+        if poll is not None:
+            poll.unregister(file)
 
     def wait(self, seconds: float | None) -> None:
         """Wait for files that are ready, at most ``seconds``, and make their calls."""
         for number, _ in self._poll.poll(None if seconds is None else max(seconds, 0.0)):
-            if (callback := self._callbacks.get(number)) is not None:
-                callback()
+            if number == self._heavy.fileno():
+                # Asked for one, Linux names another one each time.
+                for one, _ in self._heavy.poll(0, 1):
+                    self._call(one)
+            else:
+                self._call(number)
+
+    def _call(self, number: int) -> None:
+        _, callback = self._files.get(number, (None, None))
+        if callback is not None:
+            callback()
 
     def close(self) -> None:
+        self._heavy.close()
         self._poll.close()

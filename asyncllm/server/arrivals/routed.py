@@ -20,7 +20,15 @@ from asyncllm.errors import EngineDead
 from asyncllm.server.arrivals.names import NUMBERS, Numbers
 from asyncllm.server.http.connection import KIND, Connection
 from asyncllm.server.http.hand_over import HAND_OVER
-from asyncllm.supervise.front_channel import BEGUN, CLOSED, FREE, KEPT, MOVED
+from asyncllm.supervise.front_channel import (
+    BEGUN,
+    CLOSED,
+    FREE,
+    KEPT,
+    MOVED,
+    NUMBER_BYTES,
+    sent,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,11 +113,12 @@ class Routed:
         """What comes is the next request, or has come already."""
         self._begin(self.rest)
 
-    def begun(self, last_words: bytes) -> None:
-        self._tell(BEGUN, last_words)
+    def begun(self, transport: asyncio.WriteTransport, last_words: bytes) -> None:
+        """An answer begins; nothing of it is written yet."""
+        self._tell(BEGUN, _next(transport) + last_words)
 
-    def kept(self) -> None:
-        self._tell(KEPT)
+    def kept(self, transport: asyncio.WriteTransport) -> None:
+        self._tell(KEPT, _next(transport))
 
     def over(self, kind: bytes) -> None:
         """The replica has nothing more to do with the connection; the first call counts."""
@@ -181,7 +190,7 @@ class RoutedConnection(Connection):
                 transport.abort()  # the front has an end, too: the connection stays open
                 routed.over(FREE)
             else:
-                routed.kept()
+                routed.kept(transport)
                 routed.answered()
         return finished, is_reset
 
@@ -194,6 +203,12 @@ class RoutedConnection(Connection):
             return None
         self.routed.cut(request, is_alone=not self._messages)
         return self.routed.rest
+
+
+def _next(transport: asyncio.WriteTransport) -> bytes:
+    """Where in the stream to the client the next byte will be that is written."""
+    at = sent(transport.get_extra_info("socket").fileno()) or 0
+    return (at + transport.get_write_buffer_size()).to_bytes(NUMBER_BYTES, "big")
 
 
 def after_first(data: bytes) -> bytes | None:
@@ -238,7 +253,9 @@ class Leaving:
             return False
         if not isinstance(protocol, RoutedConnection) or (routed := protocol.routed) is None:
             return False
-        if request.writer.output_size > 0 or protocol.after(request) != b"":
+        if request.writer.output_size > 0 or transport.get_write_buffer_size() > 0:
+            return False
+        if protocol.after(request) != b"":
             return False
         transport.abort()
         routed.over(MOVED)
@@ -254,7 +271,8 @@ async def begin(request: web.Request, response: web.StreamResponse) -> None:
         words = request.get(LAST_WORDS, b"")
         if words and request.version >= HttpVersion11:
             words = b"%x\r\n%b\r\n0\r\n\r\n" % (len(words), words)
-        routed.begun(words)
+        if request.transport is not None:
+            routed.begun(request.transport, words)
 
 
 #: In base 64.

@@ -24,6 +24,10 @@ WAIT_SECONDS: Final = 30.0
 _ENCODINGS: Final = frozenset(("", "identity", "gzip", "deflate", "br", "zstd"))
 
 
+class CutShort(web.RequestPayloadError):
+    """The client has closed its side before the end of the body."""
+
+
 class Bodies:
     """Room for bodies, given in order of arrival; connections that wait are not read from.
 
@@ -70,7 +74,9 @@ class Bodies:
                 else:
                     body = await _receive(request, limit, seconds)
             except web.RequestPayloadError as error:
-                raise BadRequest("the body cannot be read") from error
+                if isinstance(error, CutShort) and request.transport is not None:
+                    request.transport.abort()  # there is nobody to answer
+                raise BadRequest(f"the body cannot be read: {error}") from error
             if len(body) > limit:
                 raise TooLarge(f"the body exceeds {limit} bytes")
             yield body

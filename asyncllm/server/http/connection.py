@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong, PayloadEncodingError
 
+from asyncllm.server.http.bodies import CutShort
 from asyncllm.server.http.cuts import CUTS, MERGE_BYTES, CutIfSlow, Cuts, unread
 from asyncllm.server.http.errors import REFUSALS, HttpError, Refusals, error_response
 from asyncllm.server.http.half_close import PROBE, HalfClosed
@@ -87,7 +88,11 @@ class Connection(web.RequestHandler):
         try:
             self._parser.feed_eof()
         except PayloadEncodingError:
-            return False  # in the middle of a body
+            # In the middle of a body. Whoever reads it ends the connection; a request that is
+            # refused without its body gets its answer.
+            request = self._current_request
+            body = self._messages[-1][1] if self._messages or request is None else request.content
+            body.set_exception(CutShort("the client has closed its side in the middle of it"))
         except HttpProcessingError:
             pass  # the answer to it is on its way
         self.half_closed = HalfClosed(self._loop, self.transport, self._probe)

@@ -261,6 +261,24 @@ def test_what_a_killed_replica_had_not_begun_moves() -> None:
     assert "replica 0 has ended by SIGKILL" in "".join(running.log)
 
 
+@pytest.mark.parametrize("dies_after", ["received", "begun"])
+def test_no_client_is_left_without_an_answer_of_which_nothing_was_sent(dies_after: str) -> None:
+    """Replicas die when they have read a request, or when the head of its answer is ready."""
+    with supervised(replicas=2, first={"dies_after": dies_after}) as running:
+        running.until_ready()
+        streams = [True, False] if dies_after == "begun" else [True]  # one moves, and kills both
+        for stream in streams:
+            with closing(send(running, {"prompt": "a", "stream": stream})) as connection:
+                answer = connection.getresponse()
+                assert (answer.status, answer.headers["Content-Type"]) == (503, "application/json")
+                assert json.load(answer)["error"]["code"] == "not_ready"
+        until(lambda: metric(running, "asyncllm_replica_deaths_total") == {"": 2})
+        until(lambda: running.status("/ready") == 200)
+        assert running.ask("POST", "/generate", {"prompt": "a", "max_tokens": 2})[0] == 200
+        running.process.terminate()
+        assert running.end() == 0
+
+
 def test_a_dead_engine_a_stopped_replica_and_a_killed_front() -> None:
     """Requests wait for nobody that does not react."""
     with supervised(replicas=2, step_seconds=0.02, first={"life_seconds": 1.5}) as running:

@@ -341,6 +341,12 @@ _ENDED: Final = (
     _post(_CHUNKED, body=_CHUNK + _LAST),
     _post(_CHUNKED, body=_CHUNK),
     _TLS,
+    *(_post(b"Content-Length: %d" % length, body=_BODY) for length in (10**6, 9 * 10**6, 10**12)),
+    _WHOLE + _post(b"Content-Length: 8388609", body=b"{"),
+    _post(_CHUNKED, body=b"900000\r\n" + b"x" * 100),
+    _post(b"Content-Length: 30", line=b"POST /v1/chat/completions HTTP/1.1"),
+    _post(b"Content-Length: 30", body=b"{", line=b"POST /nothing HTTP/1.1"),
+    _post(b"Content-Length: 30", b"Content-Encoding: rot13", body=b"{"),
 )
 
 

@@ -3,7 +3,8 @@
 FAKE_OPTIONS may have ``server``, further fields of the server's configuration, ``first``, those
 that are others before the first restart, ``replicas``, how many servers there are, and
 ``restart_when``, the path of a file that a restarted server waits for before it starts, and
-``fails_when``, that of one at which the first start of replica 1 fails. One more
+``fails_when``, that of one at which the first start of replica 1 fails, and ``dies_after``, a
+method of ``Routed``: a replica dies by SIGKILL when it has called that for a client. One more
 argument, ``supervised``, runs it under the parent process of ``asyncllm serve``. SIGUSR1 ends its
 engine.
 """
@@ -70,6 +71,8 @@ def main(port: str, drain_seconds: str, options: str, supervised: str = "") -> i
     from asyncllm.server.run import run
     from tests.support.server.fake_llm import FakeLLM
 
+    if dies_after := fields.pop("dies_after", None):
+        plant_death(dies_after)
     errors = {"expected": ModelError("no such model"), "bug": KeyError("oops")}
     if "load_error" in fields:
         fields["load_error"] = errors[fields["load_error"]]
@@ -82,6 +85,19 @@ def main(port: str, drain_seconds: str, options: str, supervised: str = "") -> i
     deaths: list[Callable[[], object]] = []  # the main thread, which is not the loop's, calls it
     signal.signal(signal.SIGUSR1, lambda *_: deaths[0]())
     return run(make, config, parent=parent)
+
+
+def plant_death(name: str) -> None:
+    from asyncllm.server.arrivals.routed import Routed
+
+    method = getattr(Routed, name)
+
+    def last(self: Routed, *args: Any) -> None:
+        method(self, *args)
+        if not self.is_question:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(Routed, name, last)
 
 
 def wait_for(path: str) -> None:
