@@ -125,7 +125,11 @@ FAMILIES = (
         multimodal=("Qwen3VLForConditionalGeneration",),
     ),
     Family(
-        "Qwen3-MoE", "qwen_moe", "Qwen3MoeForCausalLM", Qwen3MoeConfig, ("Qwen3MoeForCausalLM",)
+        "Qwen3-MoE, Qwen3-Coder",
+        "qwen_moe",
+        "Qwen3MoeForCausalLM",
+        Qwen3MoeConfig,
+        ("Qwen3MoeForCausalLM",),
     ),
     Family(
         "Qwen3-VL-MoE",

@@ -20,8 +20,9 @@ import numpy as np
 from asyncllm.planning.all_reduce import all_reduce_seconds
 from asyncllm.planning.gpus import PlannedGpu
 from asyncllm.planning.rank import RankModel
-from asyncllm.sim.cost import H200, SHAPES, Roofline, SimCost, Work
+from asyncllm.sim.cost import H200, Roofline, SimCost
 from asyncllm.sim.profile import Profile, StepShape, shipped
+from asyncllm.sim.shape import SHAPES, Work
 from asyncllm.sim.timeline import StepTiming
 
 #: The names of the measured profiles, from the smallest model on.

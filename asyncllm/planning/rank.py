@@ -21,7 +21,7 @@ from asyncllm.models.loading.loader import make_model
 from asyncllm.models.quant.weight import QuantizedWeight
 from asyncllm.models.spec import ModelSpec
 from asyncllm.parallel.ranks import Apart
-from asyncllm.sim.cost import (
+from asyncllm.sim.shape import (
     KERNELS_OF_EXPERTS,
     KERNELS_PER_LAYER,
     KERNELS_PER_STEP,

@@ -18,10 +18,11 @@ from asyncllm.errors import EngineDead
 from asyncllm.executor.memory.limits import resolve_limits
 from asyncllm.models.spec import ModelSpec
 from asyncllm.sim import virtual_time
-from asyncllm.sim.cost import H200, SimCost, shape_of
+from asyncllm.sim.cost import H200, SimCost
 from asyncllm.sim.device import Computed, SimDevice
 from asyncllm.sim.pages import BrokenPlan
 from asyncllm.sim.profile import HostTimes, find_profile
+from asyncllm.sim.shape import shape_of
 from asyncllm.sim.timeline import NO_ROWS, StepTiming, Timeline
 from asyncllm.wire.executor import ResultHandler
 from asyncllm.wire.heartbeat import Heartbeat

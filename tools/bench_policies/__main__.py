@@ -41,8 +41,8 @@ from asyncllm.engine.scheduling.sequence import FOREVER
 from asyncllm.errors import AsyncLLMError
 from asyncllm.models.spec import ModelSpec, read_spec
 from asyncllm.replay.figures import Figures, percentile
-from asyncllm.sim.cost import SHAPES
 from asyncllm.sim.executor import resolve_sim
+from asyncllm.sim.shape import SHAPES
 from asyncllm.terminal import progress_bar, table
 from tools.bench_policies.bounds import due_times, edf, prefill_work, srpt, total_work
 from tools.bench_policies.hostile import HOSTILE, Hostile, deadlines

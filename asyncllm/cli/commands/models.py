@@ -9,10 +9,8 @@ from asyncllm.cli.options import add_model
 from asyncllm.errors import ModelError
 
 if TYPE_CHECKING:
-    from asyncllm.models.quant.config import Quantization
     from asyncllm.models.registry import Family
     from asyncllm.models.spec import ModelSpec
-    from asyncllm.sim.cost import Shape
 
 _GIB: Final = 2**30
 
@@ -81,29 +79,16 @@ def _model(name: str) -> str:
 
 
 def _weights(spec: ModelSpec) -> str:
-    from asyncllm.sim.cost import shape_of
+    from asyncllm.sim.shape import shape_of
 
     try:
         shape = shape_of("auto", spec)
     except ModelError as error:
         return str(error)
-    quantization, params = spec.quantization, shape.stored_params
-    stored = spec.dtype
-    if quantization is not None:
-        size = _quantised_bytes(shape, quantization)
-        stored = f"{quantization.method} ({size / _GIB:.1f} GiB)"
+    params, stored = shape.stored_params, spec.dtype
+    if spec.quantization is not None:
+        stored = f"{spec.quantization.method} ({shape.stored_bytes(2) / _GIB:.1f} GiB)"
     return (
         f"about {params / 1e9:.2f} billion parameters, stored as {stored}; "
         f"{2 * params / _GIB:.1f} GiB in 16 bits"
     )
-
-
-def _quantised_bytes(shape: Shape, quantization: Quantization) -> float:
-    """The bytes of all weights, if those that the format has are in it, with their scales."""
-    wide = shape.head_params + shape.embedding_params
-    if quantization.method == "mxfp4":
-        return 2 * (wide + shape.params) + shape.expert_params * (4 / 8 + 1 / 32)
-    each = 1.0
-    if quantization.method != "fp8":  # a scale of 16 bits and a zero point for each group
-        each = 4 / 8 + 3 / quantization.group_size if quantization.group_size > 0 else 4 / 8
-    return 2 * wide + (shape.params + shape.expert_params) * each

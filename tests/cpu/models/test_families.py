@@ -19,7 +19,7 @@ from asyncllm.models.config.base import DecoderConfig
 from asyncllm.models.config.mistral import Ministral3Config
 from asyncllm.models.loading.loader import load_model, make_model
 from asyncllm.models.spec import ModelSpec, read_spec
-from asyncllm.sim.cost import shape_of
+from asyncllm.sim.shape import shape_of
 from tests.support.models import tiny_models
 from tests.support.models.tiny_models import edit_config
 from tests.support.text import tokenizers as tokenizers_for_tests

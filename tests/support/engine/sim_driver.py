@@ -11,8 +11,9 @@ import msgspec
 from asyncllm.config import EngineLimits
 from asyncllm.errors import EngineDead
 from asyncllm.sim import virtual_time
-from asyncllm.sim.cost import H200, SHAPES, SimCost
+from asyncllm.sim.cost import H200, SimCost
 from asyncllm.sim.executor import SimExecutor
+from asyncllm.sim.shape import SHAPES
 from asyncllm.wire.messages import (
     Admit,
     RowParams,

@@ -13,7 +13,7 @@ from asyncllm.errors import ModelError
 from asyncllm.models.spec import read_spec
 from asyncllm.planning.gpus import GPUS
 from asyncllm.planning.rank import RankModel, rank_model
-from asyncllm.sim.cost import SHAPES
+from asyncllm.sim.shape import SHAPES
 from tests.support.models.configs import (
     FP8,
     GEMMA4_26B_A4B,

@@ -14,12 +14,15 @@ from asyncllm import demo
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import ModelError
 from asyncllm.models.config.base import Config
+from asyncllm.models.config.gpt_oss import GptOssConfig
 from asyncllm.models.config.opt import OPTConfig
 from asyncllm.models.config.qwen import Qwen3Config, Qwen3MoeConfig
+from asyncllm.models.quant.config import Quantization
 from asyncllm.models.spec import ModelSpec, SamplingDefaults, read_spec
-from asyncllm.sim.cost import H200, SHAPES, Attention, Roofline, SimCost, shape_of
+from asyncllm.sim.cost import H200, Roofline, SimCost
 from asyncllm.sim.executor import build_sim
 from asyncllm.sim.profile import shipped
+from asyncllm.sim.shape import SHAPES, Attention, shape_of
 from tests.support.engine.sim_driver import COST, EOS
 
 
@@ -156,6 +159,27 @@ def test_auto_knows_other_families() -> None:
     assert cost.matmuls(32, 32) - cost.matmuls(0, 0) == pytest.approx(
         cost.expert_seconds * (1 - (1 - 8 / 128) ** 32)
     )
+
+
+def test_quantised_weights_take_what_they_take() -> None:
+    spec = msgspec.structs.replace(
+        spec_of(
+            GptOssConfig(
+                vocab_size=201088,
+                hidden_size=2880,
+                intermediate_size=2880,
+                num_hidden_layers=36,
+                num_attention_heads=64,
+                max_position_embeddings=131072,
+            )
+        ),
+        quantization=Quantization(method="mxfp4"),
+    )
+    shape = shape_of("auto", spec)
+    cost = SimCost(shape, H200, itemsize=2)
+    assert shape.stored_params == pytest.approx(116.8e9, rel=1e-3)
+    assert cost.weight_bytes == pytest.approx(65.2e9, rel=2e-3), "as on the hub"
+    assert SimCost(shape, H200, itemsize=4).weight_bytes == 4 * shape.stored_params
 
 
 def test_limits_come_from_the_profile() -> None:

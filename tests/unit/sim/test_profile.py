@@ -10,8 +10,9 @@ import pytest
 
 from asyncllm.config import EngineConfig
 from asyncllm.errors import BadRequest, ModelError
-from asyncllm.sim.cost import H200, SHAPES, SimCost
+from asyncllm.sim.cost import H200, SimCost
 from asyncllm.sim.profile import Curve, StepShape, find_profile, load, shipped
+from asyncllm.sim.shape import SHAPES
 
 NAMES = ("h200-8b", "h200-0.6b")
 
