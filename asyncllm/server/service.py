@@ -13,7 +13,7 @@ from asyncllm.engine.requests.check import check_ttl
 from asyncllm.errors import BadRequest, EngineDead, NotFound, NotReady
 from asyncllm.server.arrivals.others import send_home
 from asyncllm.server.chat.large import note_size, read_large
-from asyncllm.server.chat.requests import INEFFECTIVE
+from asyncllm.server.chat.requests import ineffective_fields
 from asyncllm.server.chat.scheduling import scheduling_params
 from asyncllm.server.http.bodies import Bodies
 from asyncllm.server.http.fields import (
@@ -142,8 +142,7 @@ class Service:
         expect_answer(request)
         refuse_unsupported(fields)
         unknown = (name for name in unknown_fields(fields, body) if name not in UNSUPPORTED)
-        ineffective = (name for name in INEFFECTIVE if getattr(body, name, None) is not None)
-        self._note_ignored(unknown, ineffective)
+        self._note_ignored(unknown, ineffective_fields(body))
         return body
 
     async def read(self, request: web.Request, kind: type[T]) -> T:

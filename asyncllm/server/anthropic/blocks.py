@@ -44,8 +44,8 @@ def read_messages(
     if system:
         reader.current("system").texts.append(_joined(system))
     for i, turn in enumerate(turns):
-        if isinstance(turn.content, str):
-            reader.current(turn.role).texts.append(turn.content)
+        if turn.content is None or isinstance(turn.content, str):
+            reader.current(turn.role).texts.append(turn.content or "")
             continue
         for j, block in enumerate(turn.content):
             reader.read(block, turn.role, f"messages[{i}].content[{j}]")
@@ -100,13 +100,13 @@ class _Reader:
             case requests.TextBlock(text=text):
                 self.current(role).texts.append(text)
             case requests.ThinkingBlock(thinking=text):
-                self.current("assistant").thoughts.append(text)
+                self.current("assistant").thoughts.append(text or "")
             case requests.ToolUseBlock() as call:
                 calls = self.current("assistant").fields.setdefault("tool_calls", [])
                 calls.append(tool_call(call.id, call.name, call.input))
             case requests.ToolResultBlock() as result:
                 text = self._result(result.content, f"{where}.content")
-                fields = {"tool_call_id": result.tool_use_id}
+                fields = {"tool_call_id": result.tool_use_id} if result.tool_use_id else {}
                 self.messages.append(_Message("tool", [text], fields=fields))
 
     def _result(self, content: Any, where: str) -> str:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 from asyncllm.errors import BadRequest
 from asyncllm.server.anthropic import requests
 from asyncllm.server.anthropic.blocks import read_messages
-from asyncllm.server.chat.adapter import convert_part, function_tool, generating_fields
-from asyncllm.server.chat.messages import unsupported_tool
-from asyncllm.server.chat.requests import ChatRequest, NamedSchema, ResponseFormat
+from asyncllm.server.chat.adapter import convert_part, generating_fields
+from asyncllm.server.chat.requests import ChatRequest, ChatTool, NamedSchema, ResponseFormat
+from asyncllm.server.chat.tools import function_of, plain_choice
 from asyncllm.server.http.fields import unsupported
 
 if TYPE_CHECKING:
@@ -27,17 +27,16 @@ NAMES: Final = {
 }
 #: Seconds by ``cache_control.ttl``.
 _TTLS: Final = {None: 300.0, "5m": 300.0, "1h": 3600.0}
-#: Fields that are refused when they ask for something.
-_REFUSED: Final = ("container", "mcp_servers", "return_token_ids")
+_ONE_CALL: Final = "disable_parallel_tool_use"
+#: Fields that ask for what only another server could do: they are left out.
+_INEFFECTIVE: Final = ("context_management", "container", "mcp_servers")
 
 
 def ineffective(body: MessagesRequest) -> list[str]:
-    """Fields without effect: reasoning is always shown, and no message is edited."""
-    names = []
+    """Fields without effect: reasoning is always shown, for example."""
+    names = [name for name in _INEFFECTIVE if getattr(body, name)]
     if body.thinking is not None and body.thinking.display is not None:
-        names.append("thinking.display")
-    if body.context_management:
-        names.append("context_management")
+        names.insert(0, "thinking.display")
     return names
 
 
@@ -69,9 +68,8 @@ def chat_of(body: requests.CountTokensRequest, left_out: list[str]) -> ChatReque
     Raises:
         BadRequest: a message, a tool or the tool choice is malformed or not supported.
     """
-    for name in _REFUSED:
-        if getattr(body, name, None):
-            raise unsupported(name)
+    if body.return_token_ids:
+        raise unsupported("return_token_ids")
     messages = read_messages(body.system, body.messages, left_out)
     tools = _tools(body.tools or (), left_out)
     shared = generating_fields(body)
@@ -83,13 +81,13 @@ def chat_of(body: requests.CountTokensRequest, left_out: list[str]) -> ChatReque
     if config is not None and config.format is not None:
         schema = NamedSchema(schema=config.format.schema)
         shared["response_format"] = ResponseFormat("json_schema", schema)
-    choice = body.tool_choice
+    one_call = isinstance(choice := body.tool_choice, dict) and choice.get(_ONE_CALL)
     return ChatRequest(
         **shared,
         messages=messages,
         tools=tools or None,
         tool_choice=_tool_choice(body, [tool["function"]["name"] for tool in tools]),
-        parallel_tool_calls=not (choice is not None and choice.disable_parallel_tool_use),
+        parallel_tool_calls=not one_call,
         continue_final_message=_continues(messages),
         reasoning_effort=None if config is None else config.effort,
         **_thinking(body),
@@ -130,42 +128,34 @@ def _tools(given: Sequence[dict[str, Any]], left_out: list[str]) -> list[dict[st
     """The client's own tools. Those of Anthropic's, which have a type and no schema, are left out.
 
     Raises:
-        BadRequest: a tool is malformed, or none is left.
+        BadRequest: a tool is malformed.
     """
-    tools, named = [], []
+    tools = []
     for i, each in enumerate(given):
-        kind = each.get("type")
-        if isinstance(kind, str) and kind != "custom":
-            named.append((kind, f"tools[{i}]"))
-            continue
-        tool = convert_part(each, requests.ClientTool, f"tools[{i}]")
-        tools.append(
-            function_tool(
-                name=tool.name,
-                parameters=tool.input_schema,
-                description=tool.description,
-                strict=tool.strict,
-            )
-        )
-    if named and not tools:
-        raise unsupported_tool(*named[0])
-    left_out += [f"{where}.{kind}" for kind, where in named]
+        kind, where = each.get("type"), f"tools[{i}]"
+        tool = function_of(each)
+        if kind in (None, "custom") and "function" not in each:
+            convert_part(each, requests.ClientTool, where)
+        elif tool is None and kind != "function":
+            left_out.append(f"{where}.{kind}")
+        else:
+            convert_part(tool or each, ChatTool, where)
+        tools += [tool] if tool is not None else []
     return tools
 
 
 def _tool_choice(body: requests.CountTokensRequest, names: Sequence[str]) -> Any:
     """The choice as chat completions take it."""
-    choice = body.tool_choice
-    if choice is None:
-        return None
-    if choice.type in ("any", "tool") and not names:
+    choice = plain_choice(body.tool_choice)
+    if choice in (None, "auto", "none"):
+        return choice
+    if not names:
         raise BadRequest("tool_choice needs tools", param="tool_choice")
-    match choice.type:
-        case "any":
-            return "required"
-        case "tool":
-            if choice.name not in names:
+    match choice:
+        case "required":
+            return choice
+        case {"type": "function", "function": {"name": str(name)}}:
+            if name not in names:
                 raise BadRequest("tool_choice: there is no such tool", param="tool_choice.name")
-            return {"type": "function", "function": {"name": choice.name}}
-        case kind:
-            return kind
+            return choice
+    raise BadRequest("tool_choice must have the type auto, any, tool or none", param="tool_choice")

@@ -7,7 +7,13 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from asyncllm.server.chat.requests import COMPONENTS, Count, GeneratingFields, StopStrings
+from asyncllm.server.chat.requests import (
+    COMPONENTS,
+    Count,
+    GeneratingFields,
+    StopStrings,
+    TokenBudget,
+)
 
 MAX_MESSAGES: Final = 8192
 
@@ -28,30 +34,30 @@ class TextBlock(msgspec.Struct):
     type: Literal["text"]
     text: str
     cache_control: CacheControl | None = None
-    citations: list[Any] | None = None
+    citations: Any = None
 
 
 class ThinkingBlock(msgspec.Struct):
     """The model's reasoning; the signature is not checked."""
 
     type: Literal["thinking"]
-    thinking: str
-    signature: str | None = None
+    thinking: str | None = None
+    signature: Any = None
 
 
 class RedactedThinkingBlock(msgspec.Struct):
     """Encrypted reasoning of another model: it is left out."""
 
     type: Literal["redacted_thinking"]
-    data: str
+    data: Any = None
 
 
 class ToolUseBlock(msgspec.Struct):
     """A call that the model has made; ``input`` is an object, or whatever the model has written."""
 
     type: Literal["tool_use"]
-    id: str
     name: str
+    id: str | None = None
     input: Any = None
     cache_control: CacheControl | None = None
     caller: Any = None
@@ -64,9 +70,9 @@ class ToolResultBlock(msgspec.Struct):
     """
 
     type: Literal["tool_result"]
-    tool_use_id: str
+    tool_use_id: str | None = None
     content: Any = None
-    is_error: bool | None = None
+    is_error: Any = None
     cache_control: CacheControl | None = None
 
 
@@ -111,7 +117,7 @@ class InputTurn(msgspec.Struct):
     """A message of the conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[AnyBlock]
+    content: str | list[AnyBlock] | None
 
 
 class ClientTool(msgspec.Struct):
@@ -133,20 +139,29 @@ AnyClientTool = Annotated[
 ]
 
 
-class ToolChoice(msgspec.Struct):
-    """``name`` belongs to the type ``tool``."""
-
-    type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
-    disable_parallel_tool_use: bool | None = None
+#: OpenAI's forms are taken as well.
+ToolChoice = Annotated[
+    str | dict[str, Any],
+    Meta(
+        extra_json_schema={
+            "type": "object",
+            "properties": {
+                "type": {"enum": ["auto", "any", "tool", "none"]},
+                "name": {"type": "string"},
+                "disable_parallel_tool_use": {"type": "boolean"},
+            },
+            "required": ["type"],
+        }
+    ),
+]
 
 
 class Thinking(msgspec.Struct):
     """``budget_tokens`` belongs to the type ``enabled``; the last two leave it to the model."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: Count | None = None
-    display: Literal["summarized", "omitted"] | None = None
+    budget_tokens: TokenBudget | None = None
+    display: Any = None
 
 
 class OutputFormat(msgspec.Struct):
@@ -161,12 +176,6 @@ class OutputConfig(msgspec.Struct):
 
     effort: str | None = None
     format: OutputFormat | None = None
-
-
-class AnthropicMetadata(msgspec.Struct):
-    """Has no effect."""
-
-    user_id: str | None = None
 
 
 class CountTokensRequest(GeneratingFields, kw_only=True):
@@ -186,19 +195,19 @@ class CountTokensRequest(GeneratingFields, kw_only=True):
 class MessagesRequest(CountTokensRequest, kw_only=True):
     """Sampling and scheduling are as in chat completions.
 
-    The fields from ``service_tier`` on change no answer; the last two are refused.
+    The fields from ``metadata`` on change no answer, so they may be anything.
     """
 
     max_tokens: Count
-    metadata: AnthropicMetadata | None = None
-    context_management: dict[str, Any] | None = None
-    service_tier: str | None = None
-    speed: str | None = None
-    inference_geo: str | None = None
-    diagnostics: dict[str, Any] | None = None
-    user_profile_id: str | None = None
+    metadata: Any = None
+    service_tier: Any = None
+    speed: Any = None
+    inference_geo: Any = None
+    diagnostics: Any = None
+    user_profile_id: Any = None
+    context_management: Any = None
     container: Any = None
-    mcp_servers: list[Any] | None = None
+    mcp_servers: Any = None
 
 
 #: Schemas to which ``AnyBlock`` and ``AnyClientTool`` refer.

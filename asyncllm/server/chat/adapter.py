@@ -45,13 +45,7 @@ def generating_fields(body: GeneratingFields) -> dict[str, Any]:
     return {name: getattr(body, name) for name in GeneratingFields.__struct_fields__}
 
 
-def function_tool(**fields: Any) -> dict[str, Any]:
-    """A tool as chat completions take it, without the fields that are None."""
-    given = {name: value for name, value in fields.items() if value is not None}
-    return {"type": "function", "function": given}
-
-
-def tool_call(id: str, name: str, arguments: Any) -> dict[str, Any]:
+def tool_call(id: str | None, name: str, arguments: Any) -> dict[str, Any]:
     """A call as messages of chat completions have it.
 
     Args:

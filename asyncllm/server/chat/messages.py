@@ -9,6 +9,7 @@ import msgspec
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.requests import ChatMessage, ChatTool
+from asyncllm.server.chat.tools import ToolFields, allow_tools, functions
 from asyncllm.server.http.parse import invalid
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ _RESERVED = frozenset(
 
 #: Values of ``reasoning_effort``; a template knows some of them.
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+#: Values with which clients say that the effort is the template's own.
+_OWN_EFFORT: Final = (None, "", "default", "auto")
 #: Types of parts that are text; some are those of the Responses API.
 _TEXTS: Final = {
     "text": "text",
@@ -46,11 +49,9 @@ class _Chat(msgspec.Struct):
     tools: list[ChatTool] | None
 
 
-class TemplateFields(Protocol):
+class TemplateFields(ToolFields, Protocol):
     """The fields of a request that decide how messages become a prompt."""
 
-    tools: list[dict[str, Any]] | None
-    tool_choice: Any
     add_generation_prompt: bool | None
     continue_final_message: bool | None
     chat_template_kwargs: dict[str, Any] | None
@@ -73,48 +74,15 @@ def read_chat(body: ChatFields) -> list[str]:
         Names for what was left out.
 
     Raises:
-        BadRequest: a message, a tool or the choice is malformed, no tool is left, or a user's
-            content is no text.
+        BadRequest: a message, a tool or the choice is malformed, no tool is left to be called that
+            must be, or a user's content is no text.
     """
     left_out: list[str] = []
     if body.tools is not None:
-        if not body.tools:
-            raise BadRequest("tools is empty", param="tools")
-        body.tools = functions(body.tools, left_out)
+        body.tools = functions(body.tools, left_out) or None
     body.messages = _read_messages(body.messages or [], body.tools, left_out)
-    _allow_tools(body, left_out)
+    allow_tools(body, left_out)
     return left_out
-
-
-def functions(tools: list[dict[str, Any]], left_out: list[str]) -> list[dict[str, Any]]:
-    """The tools that are functions; if there are tools, one must be.
-
-    Args:
-        left_out: gets names for the others.
-
-    Raises:
-        BadRequest: none is a function.
-    """
-    found, named = [], []
-    for i, tool in enumerate(tools):
-        kind = tool.get("type")
-        if kind is None and "function" in tool:
-            rest = {name: value for name, value in tool.items() if name != "type"}
-            kind, tool = "function", {"type": "function", **rest}
-        if kind == "function" or not isinstance(kind, str):
-            found.append(tool)
-        else:
-            named.append(f"tools[{i}].{kind}")
-    if named and not found:
-        where, _, kind = named[0].rpartition(".")
-        raise unsupported_tool(kind, where)
-    left_out += named
-    return found
-
-
-def unsupported_tool(kind: str, where: str) -> BadRequest:
-    """The error of a request all of whose tools would be left out."""
-    return BadRequest(f"tools of type {kind!r} are not supported", param=f"{where}.type")
 
 
 def _read_messages(
@@ -152,13 +120,17 @@ def _read_message(
             raise BadRequest(f"{missing} is required", param=missing)
     where = f"{where}.content"
     if message.content is None and message.role in ("system", "developer", "user"):
-        raise BadRequest(f"{where} is required", param=where)
+        if "content" not in given:
+            raise BadRequest(f"{where} is required", param=where)
+        return {**given, "content": ""}
     if not isinstance(message.content, list):
         return given
     kept = []
     for i, part in enumerate(message.content):
         if name := _TEXTS.get(part.type):
             text: str | None = getattr(part, name)
+            if text is None and name in given["content"][i]:
+                text = ""
             if text is None:
                 missing = f"{where}[{i}].{name}"
                 raise BadRequest(f"{missing} is required", param=missing)
@@ -170,49 +142,6 @@ def _read_message(
             if message.role == "tool":  # the model should know that there was something
                 kept.append({"type": "text", "text": f"[{part.type}]"})
     return {**given, "content": kept}
-
-
-def _allow_tools(body: TemplateFields, left_out: list[str]) -> None:
-    """Replace ``allowed_tools`` by its mode, and drop the tools that it does not allow.
-
-    It may also allow tools that are left out, beside others.
-    """
-    match body.tool_choice:
-        case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(allowed)}} if (
-            mode in ("auto", "required") and allowed
-        ):
-            names = []
-            for i, tool in enumerate(allowed):
-                if _is_foreign(tool):
-                    left_out.append(f"tool_choice.allowed_tools.tools[{i}].{tool['type']}")
-                else:
-                    names.append(_tool_name(tool))
-        case {"type": "allowed_tools"}:
-            problem = "allowed_tools needs a mode, auto or required, and at least one of the tools"
-            raise BadRequest(f"tool_choice: {problem}", param="tool_choice")
-        case _:
-            return
-    tools = body.tools or []
-    if not names or None in names or not {_tool_name(tool) for tool in tools}.issuperset(names):
-        problem = "tool_choice allows a tool that is not given"
-        raise BadRequest(problem, param="tool_choice")
-    body.tools = [tool for tool in tools if _tool_name(tool) in names]
-    body.tool_choice = mode
-
-
-def _is_foreign(tool: Any) -> bool:
-    """Whether a tool is of a type that is left out."""
-    match tool:
-        case {"type": str(kind)}:
-            return kind != "function"
-    return False
-
-
-def _tool_name(tool: Any) -> str | None:
-    match tool:
-        case {"type": "function", "function": {"name": str(name)}}:
-            return name
-    return None
 
 
 def _without_billing(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -246,7 +175,7 @@ async def encode_messages(
 
     Args:
         reservation, any_length: see ``AsyncLLM.encode_chat``.
-        reasoning_effort: one of ``EFFORTS``, for the template; None leaves it out.
+        reasoning_effort: one of ``EFFORTS``, for the template; None and "default" leave it out.
 
     Raises:
         QueueFull: a prompt of this length cannot join the queue now.
@@ -265,7 +194,7 @@ async def encode_messages(
         )
     resume = bool(body.continue_final_message)
     generate = body.add_generation_prompt
-    if reasoning_effort is not None:
+    if reasoning_effort not in _OWN_EFFORT:
         if reasoning_effort not in EFFORTS:
             message = f"reasoning_effort must be one of {', '.join(EFFORTS)}"
             raise BadRequest(message, param="reasoning_effort")

@@ -6,6 +6,7 @@ honoured yet are refused, and unknown ones found, by ``http/fields.py``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -64,7 +65,7 @@ AnyMessage = Annotated[
         extra_json_schema={
             "$ref": f"{COMPONENTS}ChatMessage",
             "if": {"properties": {"role": {"enum": ["developer", "system", "user"]}}},
-            "then": {"required": ["content"], "properties": {"content": {"not": {"type": "null"}}}},
+            "then": {"required": ["content"]},
         }
     ),
 ]
@@ -72,7 +73,7 @@ AnyTool = Annotated[dict[str, Any], Meta(extra_json_schema={"$ref": f"{COMPONENT
 
 # Lists that the event loop handles item by item are bounded, lest one body stalls every stream.
 Messages = Annotated[list[AnyMessage], Meta(max_length=8192), NOT_EMPTY]
-Tools = Annotated[list[AnyTool], NOT_EMPTY]
+Tools = list[AnyTool]
 StopTokenIds = Annotated[list[TokenId], Meta(max_length=1024)]
 TokenIds = Annotated[list[TokenId], Meta(max_length=2**20)]
 AllowedTokenIds = Annotated[list[TokenId], Meta(max_length=2**18)]
@@ -178,12 +179,20 @@ class StreamOptions(msgspec.Struct):
     include_obfuscation: bool | None = None
 
 
-#: Known fields without effect, of which the client is told.
-INEFFECTIVE: Final = ("verbosity", "web_search_options")
+def ineffective_fields(body: msgspec.Struct) -> Iterator[str]:
+    """Known fields that were given and have no effect, of which the client is told."""
+    for name in ("verbosity", "web_search_options"):
+        if getattr(body, name, None) is not None:
+            yield name
+    if isinstance(body, OpenAIFields) and body.stream_options is not None and not body.stream:
+        yield "stream_options"
 
 
 class OpenAIFields(GeneratingFields, kw_only=True):
-    """Fields that chats and completions share; those from ``user`` on change no answer."""
+    """Fields that chats and completions share.
+
+    Those from ``user`` on change no answer, so they may be anything.
+    """
 
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
@@ -197,14 +206,14 @@ class OpenAIFields(GeneratingFields, kw_only=True):
     truncation_side: Literal["left", "right"] | None = None
     stream_options: StreamOptions | None = None
     add_special_tokens: bool | None = None
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
 
 
 class CalledFunction(msgspec.Struct):
@@ -254,7 +263,8 @@ class ToolFunction(msgspec.Struct):
 class ChatTool(msgspec.Struct):
     """The checked fields of a tool. The chat template gets all fields.
 
-    Tools of another type, which this server cannot offer, are left out.
+    A function may also have the form of Responses or Messages. Tools of another type, which this
+    server cannot offer, are left out.
     """
 
     type: Literal["function"]
@@ -283,6 +293,6 @@ class ChatRequest(OpenAIFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     thinking_token_budget: TokenBudget | None = None
     modalities: list[Literal["text"]] | None = None
-    prediction: dict[str, Any] | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
-    web_search_options: dict[str, Any] | None = None
+    prediction: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None

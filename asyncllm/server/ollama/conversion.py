@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.adapter import convert_part
-from asyncllm.server.chat.messages import functions
 from asyncllm.server.chat.requests import ChatRequest, NamedSchema, ResponseFormat
+from asyncllm.server.chat.tools import functions
 from asyncllm.server.http.fields import unsupported
 from asyncllm.server.ollama import requests
 
@@ -49,7 +49,7 @@ def chat_of(
     Raises:
         BadRequest: a field is malformed, or the model cannot do what it asks for.
     """
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise BadRequest("top_logprobs needs logprobs", param="top_logprobs")
     if isinstance(body, requests.OllamaChatRequest):
         messages = [_message(message) for message in body.messages or ()]

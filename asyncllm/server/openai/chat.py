@@ -109,10 +109,8 @@ def named_for_chat(body: ChatRequest) -> AbstractContextManager[None]:
 def _check(body: ChatRequest) -> None:
     check_options(body)
     check_truncation(body)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise BadRequest("top_logprobs needs logprobs", param="top_logprobs")
-    if body.tool_choice not in (None, "none") and body.tools is None:
-        raise BadRequest("tool_choice needs tools", param="tool_choice")
     if body.echo:
         raise unsupported("echo")
     if body.add_special_tokens:

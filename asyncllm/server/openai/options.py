@@ -49,5 +49,3 @@ def check_options(body: OpenAIFields) -> None:
             raise BadRequest("length_penalty needs use_beam_search", param="length_penalty")
         if body.early_stopping:
             raise BadRequest("early_stopping needs use_beam_search", param="early_stopping")
-    if body.stream_options is not None and not body.stream:
-        raise BadRequest("stream_options needs stream", param="stream_options")

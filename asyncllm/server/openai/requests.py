@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -46,7 +46,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
-    user: str | None = None
+    user: Any = None
     pooling: Pooling | None = None
     normalize: bool | None = None
     truncate_prompt_tokens: KeptTokens | None = None

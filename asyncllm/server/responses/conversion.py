@@ -163,14 +163,14 @@ def response_of(
         instructions=body.instructions,
         max_output_tokens=chat.max_tokens,
         max_tool_calls=body.max_tool_calls,
-        metadata=body.metadata or {},
+        metadata=body.metadata if isinstance(body.metadata, dict) else {},
         model=model,
         output=[],
         parallel_tool_calls=body.parallel_tool_calls is not False,
         previous_response_id=body.previous_response_id,
-        prompt_cache_key=body.prompt_cache_key,
+        prompt_cache_key=_text(body.prompt_cache_key),
         reasoning=ReasoningEcho(effort=chat.reasoning_effort, summary=None),
-        safety_identifier=body.safety_identifier,
+        safety_identifier=_text(body.safety_identifier),
         service_tier="default",
         store=body.store is not False,
         temperature=params.temperature,
@@ -181,5 +181,10 @@ def response_of(
         top_p=params.top_p,
         truncation=body.truncation or "disabled",
         usage=None,
-        user=body.user,
+        user=_text(body.user),
     )
+
+
+def _text(given: Any) -> str | None:
+    """What a response repeats of a field that may be anything."""
+    return given if isinstance(given, str) else None

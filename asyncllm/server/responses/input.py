@@ -98,11 +98,13 @@ class ReadInput:
                 return self._message(item, where)
             case requests.InputCall():
                 text = _text(item.arguments)
-                head |= {"id": item.id or _new_id("fc"), "call_id": item.call_id}
+                id = item.id or _new_id("fc")
+                head |= {"id": id, "call_id": item.call_id or id}
                 head |= {} if item.namespace is None else {"namespace": item.namespace}
                 return items.FunctionCallItem(name=item.name, arguments=text, **head)
             case requests.InputCustomCall():
-                head |= {"id": item.id or _new_id("ctc"), "call_id": item.call_id}
+                id = item.id or _new_id("ctc")
+                head |= {"id": id, "call_id": item.call_id or id}
                 head |= {} if item.namespace is None else {"namespace": item.namespace}
                 text = "" if item.input is None else _text(item.input)
                 return items.CustomToolCallItem(name=item.name, input=text, **head)
@@ -116,17 +118,20 @@ class ReadInput:
                 return items.ToolSearchCallItem(execution="client", arguments=arguments, **head)
             case requests.InputSearchOutput(call_id=str(call_id)):
                 head |= {"id": item.id or _new_id("tso"), "call_id": call_id}
-                return items.ToolSearchOutputItem(execution="client", tools=item.tools, **head)
+                return items.ToolSearchOutputItem(
+                    execution="client", tools=item.tools or [], **head
+                )
             case requests.InputTools() | requests.InputSearchOutput():
                 id = item.id or _new_id("at")
-                return items.AdditionalToolsItem(id=id, role="developer", tools=item.tools)
-            case requests.InputCallOutput():
-                head |= {"id": item.id or _new_id("fco"), "call_id": item.call_id}
+                return items.AdditionalToolsItem(id=id, role="developer", tools=item.tools or [])
+            case requests.InputCallOutput() | requests.InputCustomCallOutput():
                 output = self._output(item.output, f"{where}.output")
-                return items.FunctionCallOutputItem(output=output, **head)
-            case requests.InputCustomCallOutput():
-                head |= {"id": item.id or _new_id("ctco"), "call_id": item.call_id}
-                output = self._output(item.output, f"{where}.output")
+                if item.call_id is None and item.name is not None:
+                    text = f"<{item.name}>\n{output}\n</{item.name}>"
+                    return _message_item("user", text, item.id)
+                head |= {"id": item.id or _new_id("fco"), "call_id": item.call_id or ""}
+                if isinstance(item, requests.InputCallOutput):
+                    return items.FunctionCallOutputItem(output=output, **head)
                 return items.CustomToolCallOutputItem(output=output, **head)
             case requests.InputReasoning():
                 return _reasoning(item)
@@ -169,8 +174,8 @@ class ReadInput:
 
     def _message(self, item: requests.InputMessage, where: str) -> items.MessageItem:
         where = f"{where}.content"
-        if isinstance(item.content, str):
-            return _message_item(item.role, item.content, item.id)
+        if item.content is None or isinstance(item.content, str):
+            return _message_item(item.role, item.content or "", item.id)
         texts = []
         for i, part in enumerate(item.content):
             field = "refusal" if part.type == "refusal" else "text"
@@ -227,12 +232,12 @@ def _message_item(role: Any, text: str, id: str | None) -> items.MessageItem:
 
 
 def _reasoning(item: requests.InputReasoning) -> items.ReasoningItem:
-    texts = [part.text for part in item.content or ()]
+    texts = [part.text for part in item.content or () if part.text]
     if not texts and (sealed := unseal(item.encrypted_content)) is not None:
         texts = [sealed]
     return items.ReasoningItem(
         id=item.id or _new_id("rs"),
-        summary=[items.SummaryText(part.text) for part in item.summary or ()],
+        summary=[items.SummaryText(part.text) for part in item.summary or () if part.text],
         content=[items.ReasoningText(text) for text in texts] or msgspec.UNSET,
     )
 

@@ -80,7 +80,7 @@ def _call(item: items.CallItem) -> dict[str, Any]:
 
 
 def _result(call_id: str, text: str) -> _Message:
-    return _Message("tool", [text], {"tool_call_id": call_id})
+    return _Message("tool", [text], {"tool_call_id": call_id} if call_id else {})
 
 
 def _found(tools: Sequence[dict[str, Any]]) -> str:

@@ -24,7 +24,7 @@ class InputMessage(msgspec.Struct):
     """May have no ``type``, and may have been an output."""
 
     role: Literal["user", "system", "developer", "assistant"]
-    content: str | list[InputPart]
+    content: str | list[InputPart] | None
     type: Literal["message"] = "message"
     id: str | None = None
     status: str | None = None
@@ -35,8 +35,8 @@ class InputCall(msgspec.Struct):
     """A call that the model has made; ``arguments`` is JSON in a string, or what it wrote."""
 
     type: Literal["function_call"]
-    call_id: str
     name: str
+    call_id: str | None = None
     arguments: Any = ""
     namespace: str | None = None
     id: str | None = None
@@ -44,11 +44,17 @@ class InputCall(msgspec.Struct):
 
 
 class InputCallOutput(msgspec.Struct):
-    """What a function returned: text, or a list of parts."""
+    """What a function returned: text, or a list of parts.
+
+    Without ``call_id``, the client says something that no model has asked for, by ``name``; without
+    that, too, it is the result of the first call that has none.
+    """
 
     type: Literal["function_call_output"]
-    call_id: str
+    call_id: str | None = None
     output: Any = ""
+    name: str | None = None
+    namespace: str | None = None
     id: str | None = None
     status: str | None = None
 
@@ -57,8 +63,8 @@ class InputCustomCall(msgspec.Struct):
     """A call of a tool that takes text; ``input`` may be any JSON."""
 
     type: Literal["custom_tool_call"]
-    call_id: str
     name: str
+    call_id: str | None = None
     input: Any = ""
     namespace: str | None = None
     id: str | None = None
@@ -66,11 +72,13 @@ class InputCustomCall(msgspec.Struct):
 
 
 class InputCustomCallOutput(msgspec.Struct):
-    """What a tool returned that takes text: text, or a list of parts."""
+    """What a tool returned that takes text; see ``InputCallOutput``."""
 
     type: Literal["custom_tool_call_output"]
-    call_id: str
+    call_id: str | None = None
     output: Any = ""
+    name: str | None = None
+    namespace: str | None = None
     id: str | None = None
     status: str | None = None
 
@@ -98,7 +106,7 @@ class InputSearchOutput(msgspec.Struct):
     """The tools that were found: they may be called from then on."""
 
     type: Literal["tool_search_output"]
-    tools: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
     call_id: str | None = None
     id: str | None = None
 
@@ -115,7 +123,7 @@ class InputTools(msgspec.Struct):
 class ReasoningPart(msgspec.Struct):
     """A piece of the model's reasoning, or of a summary of it."""
 
-    text: str
+    text: str | None = None
     type: str | None = None
 
 
@@ -229,15 +237,15 @@ class TextConfig(msgspec.Struct):
     """Options of the answer's text."""
 
     format: TextFormat | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Any = None
 
 
 class ReasoningConfig(msgspec.Struct):
     """``effort`` goes to the chat template; reasoning is not summarized."""
 
     effort: str | None = None
-    summary: str | None = None
-    generate_summary: str | None = None
+    summary: Any = None
+    generate_summary: Any = None
 
 
 class ResponseStreamOptions(msgspec.Struct):
@@ -269,7 +277,7 @@ AnyResponseTool = Annotated[
 
 
 class ResponsesRequest(GeneratingFields, kw_only=True):
-    """The fields from ``metadata`` on change no answer; the last two are refused."""
+    """The fields from ``max_tool_calls`` on change no answer; the last two are refused."""
 
     input: str | Annotated[list[AnyItem], Meta(max_length=MAX_ITEMS)]
     instructions: str | None = None
@@ -287,15 +295,15 @@ class ResponsesRequest(GeneratingFields, kw_only=True):
     store: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     stream_options: ResponseStreamOptions | None = None
-    metadata: dict[str, str] | None = None
     max_tool_calls: int | None = None
-    user: str | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
-    context_management: list[Any] | None = None
+    metadata: Any = None
+    user: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
+    context_management: Any = None
     conversation: Any = None
     prompt: Any = None
 

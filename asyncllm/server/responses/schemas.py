@@ -92,7 +92,7 @@ class Response(Answer, kw_only=True, tag_field="object", tag="response"):
     instructions: str | None
     max_output_tokens: int | None
     max_tool_calls: int | None
-    metadata: dict[str, str]
+    metadata: dict[str, Any]
     model: str
     output: list[OutputItem]
     parallel_tool_calls: bool

@@ -10,8 +10,8 @@ import json
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from asyncllm.errors import BadRequest
-from asyncllm.server.chat.adapter import convert_part, function_tool
-from asyncllm.server.chat.messages import unsupported_tool
+from asyncllm.server.chat.adapter import convert_part
+from asyncllm.server.chat.tools import function_of, function_tool, plain_choice
 from asyncllm.server.responses import item_schemas as items
 from asyncllm.server.responses.requests import CustomTool, FunctionTool, NamespaceTool
 from asyncllm.text.template_form import read_arguments
@@ -71,15 +71,12 @@ class Offers:
             left_out: gets the names of those that cannot be offered.
 
         Raises:
-            BadRequest: a tool is malformed, or none of them can be offered.
+            BadRequest: a tool is malformed.
         """
         self._by_name: dict[str, Offer] = {}
         self._left_out: list[str] = []
         for where, tool in given:
             self._add(tool, where, None)
-        if self._left_out and not self._by_name:
-            where, _, kind = self._left_out[0].rpartition(".")
-            raise unsupported_tool(kind, where)
         left_out += self._left_out
 
     @property
@@ -126,6 +123,8 @@ class Offers:
         )
 
     def _add(self, tool: Mapping[str, Any], where: str, namespace: str | None) -> None:
+        if (function_given := function_of(tool)) is not None:
+            tool = {**function_given["function"], "type": "function"}
         kind = tool.get("type", "function")
         given = {"type": kind, **tool}
         match kind:
@@ -207,6 +206,8 @@ def read_choice(given: Any, offers: Offers, left_out: list[str]) -> tuple[Any, l
         BadRequest: it names a tool that is not offered, or requires one where there is none.
     """
     names = offers.names
+    if isinstance(mode := plain_choice(given), str):
+        given = mode
     match given:
         case None | "none" | "auto":
             return given, names
@@ -233,6 +234,8 @@ def _chosen(tool: Any, offers: Offers) -> str | None:
     match tool:
         case {"type": "function" | "custom" as kind, "name": str(name)}:
             return offers.find(kind, name, tool.get("namespace"))
+        case {"type": "function", "function": {"name": str(name)}}:
+            return offers.find("function", name, None)
         case {"type": "local_shell" | "tool_search" as kind}:
             return offers.find(kind, kind, None)
     return None

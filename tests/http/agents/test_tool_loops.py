@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from asyncllm.text import ChatTemplate
+from asyncllm.text.parsing import TOOL_FORMATS, Formats
+from tests.support.server.fake_llm import FakeLLM
 from tests.support.server.serving import Server
 from tests.support.text.conversations import FAMILIES, SPECIAL_TOKENS
 
 #: Arguments that a model may have written, as text.
 ARGUMENTS = ['{"city": "Zu', "null", "", '{"p": "C:\\Users\\x"}', "[1]", '"text"', "{'a': 1}"]
+
+
+@pytest.fixture(scope="module")
+def new_llm() -> Callable[[], FakeLLM]:
+    return lambda: FakeLLM(formats=Formats(TOOL_FORMATS["hermes"]))
 
 
 def loop(api: str, arguments: str, **more: Any) -> tuple[str, dict[str, Any]]:
@@ -159,8 +167,43 @@ def test_tools_of_another_kind_are_left_out_and_named(server: Server) -> None:
     names = "tools[0].web_search, tool_choice.allowed_tools.tools[0].web_search"
     assert (some.status, some.headers["X-Ignored-Parameters"]) == (200, names)
     assert server.llm.encoded[-1] == made
-    alone = server.post("/v1/chat/completions", body | {"tools": tools[:1]})
-    assert (alone.status, alone.json["error"]["param"]) == (400, "tools[0].type")
+    alone = server.post("/v1/chat/completions", body | {"tools": tools[:1], "tool_choice": "auto"})
+    assert (alone.status, alone.headers["X-Ignored-Parameters"]) == (200, "tools[0].web_search")
+    assert server.post("/v1/chat/completions", body).status == 200
+    assert server.llm.encoded[-1] == server.llm.encoded[-2]
+
+
+#: One function in the forms of the three APIs, and a choice of it.
+PARAMETERS: Any = {"type": "object", "properties": {"city": {"type": "string"}}}
+FUNCTIONS: list[Any] = [
+    {"type": "function", "function": {"name": "find", "parameters": PARAMETERS}},
+    {"function": {"name": "find", "parameters": PARAMETERS}},
+    {"type": "function", "name": "find", "parameters": PARAMETERS},
+    {"name": "find", "input_schema": PARAMETERS},
+    {"type": "custom", "name": "find", "input_schema": PARAMETERS},
+]
+CHOICES: list[Any] = [
+    "auto",
+    {"type": "auto"},
+    {"type": "any"},
+    {"type": "function", "function": {"name": "find"}},
+    {"type": "function", "name": "find"},
+]
+
+
+@pytest.mark.parametrize("api", ["chat", "messages", "responses"])
+def test_functions_and_choices_in_the_forms_of_any_api(server: Server, api: str) -> None:
+    server.llm.chat_template = ChatTemplate(FAMILIES["qwen2"])  # type: ignore[assignment]
+    path, body = loop(api, "{}")
+    prompts = set()
+    for tool in FUNCTIONS:
+        for choice in CHOICES:
+            answer = server.post(path, body | {"tools": [tool], "tool_choice": choice})
+            assert answer.status == 200, answer.body
+            assert "X-Ignored-Parameters" not in answer.headers
+            prompts.add(server.llm.encoded[-1])
+    [prompt] = prompts
+    assert '"city"' in prompt
 
 
 @pytest.mark.parametrize("text", ["a", "", None, {"lines": 1}])

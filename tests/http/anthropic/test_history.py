@@ -50,8 +50,13 @@ def test_tools_of_anthropics_servers_are_left_out_and_named(server: Server, tool
         named = answer.headers["X-Ignored-Parameters"].split(", ")
         assert f"tools[1].{tool['type']}" in named
         assert [t["function"]["name"] for t in seen(server)[1]["tools"]] == ["add", "wait"]
-    assert send(server, HI, tools=[tool]).status == 400
+    alone = send(server, HI, tools=[tool], tool_choice={"type": "auto"})
+    assert alone.status == 200
+    assert f"tools[0].{tool['type']}" in alone.headers["X-Ignored-Parameters"].split(", ")
+    assert seen(server)[1]["tools"] is None
+    assert send(server, HI, tools=[tool], tool_choice={"type": "any"}).status == 400
     choice = {"type": "tool", "name": "web_search"}
+    assert send(server, HI, tools=[tool], tool_choice=choice).status == 400
     assert send(server, HI, tools=[*TOOLS, tool], tool_choice=choice).status == 400
 
 

@@ -116,10 +116,11 @@ CHAT: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"top_logprobs": 2}, 400, "top_logprobs", None),
     ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", None),
     ({"logprobs": 1}, 400, "logprobs", None),
-    ({"tools": []}, 400, "tools", None),
     ({"tools": [{"type": "function"}]}, 400, "tools[0].function", None),
-    ({"tool_choice": "auto"}, 400, "tool_choice", None),
     ({"tool_choice": "required"}, 400, "tool_choice", None),
+    ({"tool_choice": "required", "tools": []}, 400, "tool_choice", None),
+    ({"tool_choice": "required", "tools": [{"type": "web_search"}]}, 400, "tool_choice", None),
+    ({"tool_choice": {"type": "any"}, "tools": []}, 400, "tool_choice", None),
     ({"tool_choice": {"type": "function"}}, 400, "tool_choice", None),
     ({"tool_choice": "maybe", "tools": TOOLS}, 400, "tool_choice", None),
     ({"tool_choice": {"type": "allowed_tools"}, "tools": TOOLS}, 400, "tool_choice", None),
@@ -179,11 +180,6 @@ def test_bad_fields(server: Server, path: str, case: Any, stream: bool) -> None:
     answer = server.post(path, ROUTES[path] | {"stream": stream} | fields)
     check(answer, status, param, code)
     assert len(server.llm.params) == before
-
-
-def test_stream_options_need_a_stream(server: Server) -> None:
-    body = {"prompt": "a", "stream_options": {"include_usage": True}}
-    check(server.post("/v1/completions", body), 400, "stream_options")
 
 
 HARMLESS: dict[str, Any] = {
@@ -406,6 +402,36 @@ def test_tokenize_takes_one_of_two(server: Server) -> None:
     both = {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}
     check(server.post("/tokenize", both), 400, "messages")
     assert server.post("/tokenize", both | {"prompt": None}).status == 200
+
+
+NOTHING: list[dict[str, Any]] = [
+    {"tools": []},
+    {"tools": None, "tool_choice": None},
+    {"tools": [], "tool_choice": "auto"},
+    {"tool_choice": "none"},
+    {"tool_choice": {"type": "auto"}},
+    {"messages": [{"role": "system", "content": None}, {"role": "user", "content": "a"}]},
+    {"messages": [{"role": "user", "content": None}]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": None}]}]},
+    {"reasoning_effort": "default"},
+    {"reasoning_effort": "auto"},
+    {"reasoning_effort": ""},
+    {"stop": []},
+    {"top_logprobs": 0, "logprobs": False},
+    {"max_completion_tokens": None},
+]
+
+
+@pytest.mark.parametrize("fields", NOTHING, ids=str)
+def test_values_that_ask_for_nothing(server: Server, fields: dict[str, Any]) -> None:
+    answer = server.post("/v1/chat/completions", {"messages": [USER], **fields})
+    assert answer.status == 200, answer.body
+    assert "X-Ignored-Parameters" not in answer.headers
+    template = server.llm.chat_template
+    assert template is not None
+    _, options = template.seen
+    assert options["tools"] is None
+    assert "reasoning_effort" not in options
 
 
 def test_reasoning_efforts(server: Server) -> None:

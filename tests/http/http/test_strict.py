@@ -136,19 +136,40 @@ def test_openai_client_fields_are_known(strict: Server, path: str, params: type)
         assert answer.status == 200, answer.body
 
 
-@pytest.mark.parametrize("field", HARMLESS | HARMLESS_IN_CHAT)
-def test_harmless_fields_are_typed(server: Server, field: str) -> None:
+#: Those that may change an answer.
+TYPED = ("stream", "stream_options", "parallel_tool_calls", "modalities", "response_format")
+
+
+@pytest.mark.parametrize("field", TYPED)
+def test_fields_that_change_an_answer_are_typed(server: Server, field: str) -> None:
     answer = server.post("/v1/chat/completions", BODIES["/v1/chat/completions"] | {field: 1.5})
     assert answer.status == 400
     assert answer.json["error"]["param"] == field
 
 
+def test_other_harmless_fields_may_be_anything(server: Server, strict: Server) -> None:
+    for path in GENERATING[:2]:
+        names = (HARMLESS | HARMLESS_IN_CHAT if "chat" in path else HARMLESS).keys() - set(TYPED)
+        for value in (1.5, "text", ["a", 1], {"a": {"b": None}}, True):
+            for each in (server, strict):
+                answer = each.post(path, BODIES[path] | dict.fromkeys(names, value))
+                assert answer.status == 200, answer.body
+                assert HEADER not in answer.headers
+
+
 def test_known_fields_without_effect_are_named(server: Server, strict: Server) -> None:
-    fields = {"verbosity": "low", "web_search_options": {}}
+    fields = {"verbosity": "of tomorrow", "web_search_options": {}}
     for each in (server, strict):
         answer = each.post("/v1/chat/completions", BODIES["/v1/chat/completions"] | fields)
         assert answer.status == 200
         assert answer.headers[HEADER] == "verbosity, web_search_options"
+
+
+@pytest.mark.parametrize("path", GENERATING[:2])
+def test_stream_options_without_a_stream_are_named(server: Server, path: str) -> None:
+    for options in ({"include_usage": True}, {}):
+        answer = server.post(path, BODIES[path] | {"stream_options": options})
+        assert (answer.status, answer.headers[HEADER]) == (200, "stream_options")
 
 
 def test_the_header_is_bounded_and_harmless(server: Server) -> None:

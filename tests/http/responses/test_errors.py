@@ -37,7 +37,6 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
         ({"input": [{"type": "item_reference", "id": "msg_0"}]}, "input[0].id"),
         ({"input": []}, "input"),
         ({"previous_response_id": "resp_0"}, "previous_response_id"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         (
             {"tools": [*TOOLS, {"type": "web_search"}], "tool_choice": {"type": "web_search"}},
             "tool_choice",
@@ -57,7 +56,6 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
         ({"max_output_tokens": MAX_LEN}, "max_output_tokens"),
         pytest.param({"input": "a" * MAX_LEN}, "input", id="a long input"),
         ({"temperature": -1}, "temperature"),
-        ({"metadata": {"a": 1}}, "metadata"),
         ({"return_token_ids": True}, "return_token_ids"),
     ],
     ids=str,

@@ -92,7 +92,13 @@ def test_tools_that_a_server_would_run_are_left_out_and_named(server: Server, to
     assert answer.headers["X-Ignored-Parameters"] == f"tools[1].{tool['type']}"
     assert [t["function"]["name"] for t in seen(server)[1]["tools"]] == ["shell"]
     assert answer.json["tools"] == [SHELL, tool]
-    assert server.post(RESPONSES, {"input": "hi", "tools": [tool]}).status == 400
+    alone = server.post(RESPONSES, {"input": "hi", "tools": [tool], "tool_choice": "auto"})
+    assert (alone.status, alone.json["tools"]) == (200, [tool])
+    assert alone.headers["X-Ignored-Parameters"] == f"tools[0].{tool['type']}"
+    assert seen(server)[1]["tools"] is None
+    for choice in ("required", {"type": tool["type"]}):
+        body = {"input": "hi", "tools": [tool], "tool_choice": choice}
+        assert server.post(RESPONSES, body).status == 400
 
 
 def test_a_custom_tool_takes_text(server: Server) -> None:
@@ -258,6 +264,26 @@ def test_calls_and_results_of_every_kind_are_read_back(server: Server) -> None:
     said = " ".join(str(message["content"]) for message in messages)
     assert "news" in said
     assert "42" in said
+
+
+def test_calls_and_results_without_ids(server: Server) -> None:
+    call = {"type": "function_call", "name": "shell", "arguments": "{}"}
+    custom = {"type": "custom_tool_call", "name": "edit", "input": "x", "call_id": None}
+    results = [
+        {"type": f"{kind}_output", "output": kind} for kind in (call["type"], custom["type"])
+    ]
+    told = {"type": "function_call_output", "name": "goal", "namespace": "agent", "output": "Win."}
+    given = [{"role": "user", "content": None}, call, custom, *results, told]
+    assert server.post(RESPONSES, {"input": given}).status == 200
+    user, answer, *others = seen(server)[0]
+    assert (user["role"], user["content"]) == ("user", "")
+    ids = [each["id"] for each in answer["tool_calls"]]
+    assert len(set(ids)) == 2
+    assert [(other["role"], other["content"]) for other in others] == [
+        ("tool", "function_call"),
+        ("tool", "custom_tool_call"),
+        ("user", "<goal>\nWin.\n</goal>"),
+    ]
 
 
 def test_a_result_alone_goes_on_with_a_conversation(server: Server) -> None:
