@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.http.agents.test_recipes import SHARE, tell
-from tests.support.server.agents import AGENTS, RULES
+from tests.support.server.agent import RULES
+from tests.support.server.agents import AGENTS
 from tests.support.server.serving import Server
 
 

@@ -1,4 +1,4 @@
-"""Ten turns as six agents hold them, on a template of every family.
+"""Ten turns as agents hold them, on a template of every family.
 
 No request is refused, no text is lost, and the prefix cache serves what the former turn had.
 """
@@ -14,7 +14,8 @@ import pytest
 from asyncllm.server.responses.sealed import seal
 from asyncllm.text import ChatTemplate
 from asyncllm.text.parsing import TOOL_FORMATS, Formats
-from tests.support.server.agents import AGENTS, RULES, Agent, Call, Codex
+from tests.support.server.agent import RULES, Agent, Call
+from tests.support.server.agents import AGENTS, Codex
 from tests.support.server.fake_llm import FakeLLM
 from tests.support.server.serving import Server
 from tests.support.text.conversations import FAMILIES, SPECIAL_TOKENS

@@ -1,227 +1,19 @@
-"""Conversations as agents hold them: each agent keeps one, and makes the requests that it sends.
-
-Written from the agents' public documentation and the requests that are public. A story tells what
-happens; an agent writes it down in its own way.
-"""
+"""The agents whose conversations are tests: those over Messages and Responses, and all by name."""
 
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
-from itertools import count
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-#: What agents begin with, which is far longer as a rule.
-RULES: Final = " ".join(f"Rule {i}: keep to what the user wants, and say so." for i in range(100))
-SCHEMA: Final = {
-    "type": "object",
-    "properties": {"path": {"type": "string", "description": "A file."}},
-    "required": ["path"],
-    "additionalProperties": False,
-}
-
-
-class Call(NamedTuple):
-    """A call that the model makes; ``arguments`` is what it wrote."""
-
-    name: str
-    arguments: str
-
-
-class Agent(ABC):
-    """One conversation.
-
-    Attributes:
-        rules: of the system prompt.
-        said: texts that the next prompt must have.
-        ignored: what the server leaves out of each request, by name.
-    """
-
-    ignored: frozenset[str] = frozenset()
-
-    def __init__(self, rules: str = RULES) -> None:
-        self.rules = rules
-        self.said: list[str] = []
-        self.open_calls: list[tuple[str, Call]] = []
-        self._numbers = count(1)
-
-    @abstractmethod
-    def request(self) -> tuple[str, dict[str, Any]]:
-        """The path and the body of the request for the next answer."""
-
-    @abstractmethod
-    def user(self, text: str) -> None:
-        """The user says something."""
-
-    @abstractmethod
-    def note(self, text: str) -> None:
-        """The agent reminds the model of something, in the middle of the conversation."""
-
-    @abstractmethod
-    def answer(self, text: str | None, calls: list[Call], thought: str | None) -> None:
-        """The model has answered."""
-
-    @abstractmethod
-    def results(self, texts: list[str]) -> None:
-        """The calls have returned."""
-
-    @abstractmethod
-    def interrupt(self, text: str) -> None:
-        """The user stops the calls, and says something else."""
-
-    @abstractmethod
-    def compact(self, summary: str) -> None:
-        """The conversation is replaced by a summary."""
-
-    def _ids(self, calls: list[Call], form: str) -> list[tuple[str, Call]]:
-        self.open_calls = [(form.format(next(self._numbers)), call) for call in calls]
-        return self.open_calls
-
-
-class ChatAgent(Agent):
-    """What agents over chat completions share."""
-
-    form = "call_{:024d}"
-
-    def __init__(self, rules: str = RULES) -> None:
-        super().__init__(rules)
-        self.messages: list[dict[str, Any]] = [{"role": "system", "content": rules}]
-
-    def body(self) -> dict[str, Any]:
-        """The other fields."""
-        tools = [_function(name) for name in ("read", "edit")]
-        return {"tools": tools, "tool_choice": "auto"}
-
-    def request(self) -> tuple[str, dict[str, Any]]:
-        body = {"model": "fake", "messages": self.messages, "max_tokens": 2, **self.body()}
-        return "/v1/chat/completions", body
-
-    def user(self, text: str) -> None:
-        self.messages.append({"role": "user", "content": text})
-
-    def note(self, text: str) -> None:
-        self.messages.append({"role": "system", "content": text})
-
-    def answer(self, text: str | None, calls: list[Call], thought: str | None) -> None:
-        message: dict[str, Any] = {"role": "assistant", "content": text}
-        if calls:
-            message["tool_calls"] = [
-                {
-                    "id": id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for id, call in self._ids(calls, self.form)
-            ]
-        self.messages.append(message)
-
-    def results(self, texts: list[str]) -> None:
-        for (id, _), text in zip(self.open_calls, texts, strict=True):
-            self.messages.append({"role": "tool", "tool_call_id": id, "content": text})
-
-    def interrupt(self, text: str) -> None:
-        self.user(text)
-
-    def compact(self, summary: str) -> None:
-        self.messages = [self.messages[0], {"role": "user", "content": summary}]
-
-
-class OpenCode(ChatAgent):
-    """Empty content instead of none; calls that were stopped get an error as result."""
-
-    def body(self) -> dict[str, Any]:
-        return super().body() | {"stream": True, "stream_options": {"include_usage": True}}
-
-    def answer(self, text: str | None, calls: list[Call], thought: str | None) -> None:
-        super().answer(text or "", calls, thought)
-        if thought is not None:
-            self.messages[-1]["reasoning_content"] = thought
-
-    def note(self, text: str) -> None:
-        self.user(f"<system-reminder>\n{text}\n</system-reminder>")
-
-    def interrupt(self, text: str) -> None:
-        self.results(["Tool execution aborted"] * len(self.open_calls))
-        self.user(text)
-
-    def compact(self, summary: str) -> None:
-        self.messages = [
-            self.messages[0],
-            {"role": "user", "content": "What did we do so far?"},
-            {"role": "assistant", "content": summary},
-        ]
-
-
-class Cline(ChatAgent):
-    """No tools: calls are text of the model's, and results are text of the user's, in parts."""
-
-    def body(self) -> dict[str, Any]:
-        return {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
-
-    def user(self, text: str) -> None:
-        details = "<environment_details>\n# Visible files\na.py\n</environment_details>"
-        texts = [f"<task>\n{text}\n</task>", details]
-        parts = [{"type": "text", "text": each} for each in texts]
-        self.messages.append({"role": "user", "content": parts})
-
-    def note(self, text: str) -> None:
-        self.messages.append({"role": "user", "content": [{"type": "text", "text": text}]})
-
-    def answer(self, text: str | None, calls: list[Call], thought: str | None) -> None:
-        self._ids(calls, self.form)
-        written = [f"<{call.name}>\n{call.arguments}\n</{call.name}>" for call in calls]
-        content = "\n\n".join([*([text] if text else []), *written])
-        self.messages.append({"role": "assistant", "content": content})
-
-    def results(self, texts: list[str]) -> None:
-        parts = [
-            {"type": "text", "text": f"[{call.name}] Result:\n{text}"}
-            for (_, call), text in zip(self.open_calls, texts, strict=True)
-        ]
-        self.messages.append({"role": "user", "content": parts})
-
-    def compact(self, summary: str) -> None:
-        self.messages = [self.messages[0], {"role": "user", "content": summary}]
-        self.answer("I go on.", [], None)
-
-
-class LangGraph(ChatAgent):
-    """None as content; a summary is one more system message, behind which a result may stand."""
-
-    def answer(self, text: str | None, calls: list[Call], thought: str | None) -> None:
-        super().answer(text or None, calls, thought)
-        self.messages[-1]["name"] = "agent"
-
-    def body(self) -> dict[str, Any]:
-        return super().body() | {"parallel_tool_calls": True, "n": 1, "stream": False}
-
-    def compact(self, summary: str) -> None:
-        kept = self.messages[-1:]
-        self.messages = [self.messages[0], {"role": "system", "content": summary}, *kept]
-
-
-class OpenWebUI(ChatAgent):
-    """Calls with their index; an answer that was stopped stays as it was; nothing is compacted."""
-
-    def body(self) -> dict[str, Any]:
-        return super().body() | {"stream": True, "chat_id": "c", "features": {"web_search": False}}
-
-    ignored = frozenset(("chat_id", "features"))
-
-    def answer(self, text: str | None, calls: list[Call], thought: str | None) -> None:
-        content = text or ""
-        if thought is not None:
-            content = f"<think>\n{thought}\n</think>\n{content}"
-        super().answer(content, calls, thought)
-        for index, call in enumerate(self.messages[-1].get("tool_calls", ())):
-            call["index"] = index
-
-    def interrupt(self, text: str) -> None:
-        self.messages.append({"role": "assistant", "content": ""})
-        self.user(text)
-
-    def compact(self, summary: str) -> None:
-        self.messages = [self.messages[0], {"role": "assistant", "content": summary}]
+from tests.support.server.agent import RULES, SCHEMA, Agent, Call
+from tests.support.server.chat_agents import (
+    Cline,
+    LangGraph,
+    OldCline,
+    OpenCode,
+    OpenWebUI,
+    QwenCode,
+)
 
 
 class ClaudeCode(Agent):
@@ -254,7 +46,9 @@ class ClaudeCode(Agent):
             ],
             "messages": self.messages,
             "tools": tools,
-            "metadata": {"user_id": "user"},
+            "metadata": {"user_id": '{"device_id": "d", "session_id": "s"}'},
+            "thinking": {"type": "adaptive"},
+            "output_config": {"effort": "high"},
             "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
             "stream": True,
         }
@@ -279,7 +73,8 @@ class ClaudeCode(Agent):
     def results(self, texts: list[str]) -> None:
         for (id, _), text in zip(self.open_calls, texts, strict=True):
             content = [{"type": "text", "text": text}]
-            self._add("user", {"type": "tool_result", "tool_use_id": id, "content": content})
+            result = {"type": "tool_result", "tool_use_id": id, "content": content}
+            self._add("user", result | {"is_error": False})
         self._add("user", {"type": "text", "text": "<system-reminder>Be brief.</system-reminder>"})
 
     def interrupt(self, text: str) -> None:
@@ -301,9 +96,14 @@ class ClaudeCode(Agent):
 
 
 class Codex(Agent):
-    """OpenAI's Responses, with nothing stored; a patch is text for a tool."""
+    """OpenAI's Responses, with nothing stored; a patch is text for a tool.
 
-    ignored = frozenset(("tools[2].web_search", "include", "text.verbosity", "reasoning.summary"))
+    A goal is the result of a call that no model has made.
+    """
+
+    ignored = frozenset(
+        ("tools[2].web_search", "include", "text.verbosity", "reasoning.summary", "client_metadata")
+    )
 
     def __init__(self, rules: str = RULES) -> None:
         super().__init__(rules)
@@ -326,6 +126,7 @@ class Codex(Agent):
             "include": ["reasoning.encrypted_content"],
             "text": {"verbosity": "low"},
             "prompt_cache_key": "k",
+            "client_metadata": {"session": "s"},
             "max_output_tokens": 2,
             "store": False,
             "stream": True,
@@ -335,7 +136,9 @@ class Codex(Agent):
         self._say("user", text)
 
     def note(self, text: str) -> None:
-        self._say("developer", text)
+        self._say("developer", "The goal is now:")
+        goal = {"type": "function_call_output", "name": "goal_objective", "namespace": "agent"}
+        self.items.append({**goal, "output": text})
 
     def answer(self, text: str | None, calls: list[Call], thought: str | None) -> None:
         if thought is not None:
@@ -375,14 +178,11 @@ AGENTS: Final[dict[str, type[Agent]]] = {
     "codex": Codex,
     "opencode": OpenCode,
     "cline": Cline,
+    "old_cline": OldCline,
+    "qwen_code": QwenCode,
     "langgraph": LangGraph,
     "open_webui": OpenWebUI,
 }
-
-
-def _function(name: str) -> dict[str, Any]:
-    function = {"name": name, "description": f"The tool {name}.", "parameters": SCHEMA}
-    return {"type": "function", "function": function}
 
 
 def _parsed(arguments: str) -> Any:

@@ -47,6 +47,7 @@ COMMANDS = (
 #: Options of other programs that appear in the documents.
 OTHER_PROGRAMS = {
     "--ask",
+    "--auth-type",
     "--build",
     "--build-arg",
     "--cores",
