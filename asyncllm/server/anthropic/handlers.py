@@ -31,6 +31,7 @@ async def create_message(request: web.Request) -> web.StreamResponse:
     scheduling = service.scheduling(request, chat)
     with renamed(NAMES, "anthropic"):
         opened = await open_chat(service.llm, chat, scheduling, request[RESERVATION])
+        service.note_ineffective(opened.conversation.ineffective)
         kept = bool(chat.cache_ttl_s) and limits.prefix_caching
         reply = MessageReply(
             model,

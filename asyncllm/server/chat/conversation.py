@@ -31,6 +31,7 @@ class Conversation(NamedTuple):
         tools: the tools that may be called.
         continued: the beginning of the answer, where the prompt already contains it.
         forced: whether the answer consists of calls only; stop strings do not end it then.
+        ineffective: fields of the request that had no effect.
     """
 
     prompt_ids: list[int]
@@ -39,6 +40,7 @@ class Conversation(NamedTuple):
     tools: Sequence[dict[str, Any]]
     continued: str
     forced: bool = False
+    ineffective: Sequence[str] = ()
 
     def message_reader(self) -> MessageReader:
         """A reader for one more answer."""
@@ -80,8 +82,11 @@ async def open_conversation(
         changes["shown_special_tokens"] = reader.shown
     structure = await read_large(_structure, reader.formats, tools, body)
     forced = structure is not None and not structure.free_text
+    ineffective: Sequence[str] = ()
     if structure is not None and (forced or params.grammar is None):
         changes["grammar"] = calls_grammar(structure)
+    elif tools:
+        ineffective = _not_enforced(tools, body)
     if forced:
         # A stop string would cut off the JSON of a call that must be made.
         changes["stop"] = ()
@@ -92,7 +97,7 @@ async def open_conversation(
         changes["reasoning"] = reader.reasoning(prompt_ids, budget, continued)
     if changes:
         params = msgspec.structs.replace(params, **changes)
-    return Conversation(prompt_ids, params, reader, tools, continued, forced)
+    return Conversation(prompt_ids, params, reader, tools, continued, forced, ineffective)
 
 
 def _structure(
@@ -101,6 +106,15 @@ def _structure(
     """The format of the calls that the model may or must make."""
     parallel = body.parallel_tool_calls is not False
     return call_structure(formats, tools, body.tool_choice or "auto", parallel=parallel)
+
+
+def _not_enforced(tools: Sequence[dict[str, Any]], body: ChatRequest) -> list[str]:
+    """What the request wants of calls that the model may make, where no grammar holds it to that.
+
+    Calls that begin like other text cannot be told from it in time, and an answer has one grammar.
+    """
+    strict = any(tool.get("function", {}).get("strict") for tool in tools)
+    return ["tools.strict"] * strict + ["parallel_tool_calls"] * (body.parallel_tool_calls is False)
 
 
 def _text_of(message: dict[str, Any]) -> str:

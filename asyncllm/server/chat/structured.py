@@ -136,7 +136,7 @@ def calls_grammar(structure: CallStructure) -> GrammarSpec | None:
             Tag(tag.begin, tag.schema if tag.strict or not structure.free_text else {}, tag.end)
             for tag in tags
         ),
-        triggers=(structure.trigger,),
+        triggers=structure.triggers,
         at_least_one=not structure.free_text,
         stop_after_first=structure.at_most_one,
         free_text=structure.free_text,

@@ -92,6 +92,7 @@ async def open_chat_request(
     count = num_generated(body)
     reservation.expect(count, count)
     conversation = await open_conversation(llm, body, params, reservation)
+    service.note_ineffective(conversation.ineffective)
     context = llm.limits.max_model_len
     prompt = truncate(conversation.prompt_ids, body, context, params.max_tokens)
     check_scoring(body, [prompt], params.prompt_logprobs)

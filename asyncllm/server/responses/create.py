@@ -124,6 +124,7 @@ async def _respond(
 
     with renamed(conversion.NAMES):
         opened = await _open(request, body, chat, fits=compacts)
+        service.note_ineffective(opened.conversation.ineffective)
         parts: tuple[Any, ...] = (
             conversion.response_of(body, chat, opened.job.params, model, request.app.get(REPLICA)),
             opened.conversation._replace(tools=()) if compacts else opened.conversation,

@@ -12,7 +12,7 @@ from asyncllm.text.parsing.formats import ChannelFormat
 from asyncllm.text.parsing.parser import parameter_schemas
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from asyncllm.text.parsing.formats import Formats, ToolFormat
 
@@ -39,8 +39,8 @@ class CallStructure(msgspec.Struct, frozen=True):
     Attributes:
         tags: each call is one of these.
         free_text: any text may come first, and there may be no call; the structure holds from
-            ``trigger`` on. Otherwise the text is calls and nothing else.
-        trigger: the beginning of the first call, whatever the tool.
+            one of ``triggers`` on. Otherwise the text is calls and nothing else.
+        triggers: how the first call may begin; one for every tool, or each tool's own.
         at_most_one: there is no second call.
         reasoning_ends: if the text starts with reasoning, the structure holds from behind any of
             these.
@@ -51,14 +51,14 @@ class CallStructure(msgspec.Struct, frozen=True):
     separator: str
     end: str
     free_text: bool
-    trigger: str
+    triggers: tuple[str, ...]
     at_most_one: bool
     reasoning_ends: tuple[str, ...] = ()
 
     def separate_tags(self) -> tuple[CallTag, ...]:
         """The tags, each with the begin and end of the structure around it.
 
-        For grammars of tags in a row, each of which begins with the trigger. Any number of them
+        For grammars of tags in a row, each of which begins with a trigger. Any number of them
         reads back as calls; one call is the same text.
         """
         return tuple(
@@ -84,8 +84,8 @@ def call_structure(
         parallel: more than one call is allowed (parallel_tool_calls).
 
     Returns:
-        None when there is nothing to enforce: no tools, "none", or, if the model may do without a
-        call, a model without a format, or one whose calls begin like other text.
+        None when nothing can be enforced: no tools, "none", or, if the model may do without a call,
+        a model without a format, or one whose calls begin like other text (GLM-4's: with a name).
 
     Raises:
         BadRequest: the function that was named is not among the tools, or the model cannot call.
@@ -96,10 +96,10 @@ def call_structure(
         if tool_choice != "auto":
             raise BadRequest("tool_choice: the model has no tool calls", param="tool_choice")
         return None
-    trigger = _trigger(formats.tools)
-    if tool_choice == "auto" and not any(map(str.isalnum, trigger)):
-        return None
     schemas = parameter_schemas(tools)
+    triggers = _triggers(formats.tools, schemas)
+    if tool_choice == "auto" and not triggers:
+        return None
     if not isinstance(tool_choice, str):
         name = _named(tool_choice)
         if name not in schemas:
@@ -123,20 +123,27 @@ def call_structure(
         template.separator,
         template.end,
         free_text=tool_choice == "auto",
-        trigger=trigger,
+        triggers=triggers,
         at_most_one=not isinstance(tool_choice, str) or not parallel,
         reasoning_ends=_reasoning_ends(formats),
     )
 
 
-def _trigger(form: ToolFormat | ChannelFormat) -> str:
-    """What the first call begins with: its marker, if that alone says that a call follows."""
+def _triggers(form: ToolFormat | ChannelFormat, names: Iterable[str]) -> tuple[str, ...]:
+    """What the first call begins with: its marker, if that alone says that a call follows.
+
+    Otherwise that is said by what is around the name, as in ``[NAME(``; none if nothing is.
+    """
     template = form.template
     begin = template.begin or template.before_name
     if isinstance(form, ChannelFormat):
-        return begin  # its markers begin other messages, too
+        return (begin,)  # its markers begin other messages, too
     markers = [marker for marker in form.markers() if marker and begin.startswith(marker)]
-    return max(markers, key=len, default=begin)
+    trigger = max(markers, key=len, default=begin)
+    if any(map(str.isalnum, trigger)):
+        return (trigger,)
+    before, sign = template.begin + template.before_name, template.after_name.strip()[:1]
+    return tuple(before + name + sign for name in names) if before and sign else ()
 
 
 def _named(tool_choice: Mapping[str, Any]) -> str:

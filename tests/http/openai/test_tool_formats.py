@@ -98,3 +98,32 @@ def test_calls_of_a_template_that_is_not_listed(server: Server, kind: str) -> No
             ("f", {}),
         ]
         assert (content.strip(), reason) == ("", "tool_calls")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize("name", ["glm4", "pythonic", "hermes"])
+def test_what_no_grammar_can_enforce_is_named(server: Server, name: str, path: str) -> None:
+    """GLM-4's calls begin with a name, as other text may."""
+    use(server, chat_template(CALLS[name]))
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    body: dict[str, Any] = {"model": "fake", "parallel_tool_calls": False}
+    function: dict[str, Any] = {"name": "f", "strict": True, "parameters": schema}
+    if path == "/v1/responses":
+        body |= {"input": "Hi", "tools": [{"type": "function", **function}]}
+    else:
+        body |= {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}
+        body["tools"] = [{"type": "function", "function": function}]
+    if path == "/v1/messages":
+        del body["parallel_tool_calls"]
+        body["tool_choice"] = {"type": "auto", "disable_parallel_tool_use": True}
+        body["tools"] = [{"name": "f", "strict": True, "input_schema": schema}]
+    expected = "tools.strict, parallel_tool_calls" if name == "glm4" else None
+    answer = server.post(path, body)
+    assert (answer.status, answer.headers.get("X-Ignored-Parameters")) == (200, expected)
+    # A grammar for the whole answer is the only one.
+    if path == "/v1/chat/completions":
+        answer = server.post(path, body | {"response_format": {"type": "json_object"}})
+        assert answer.headers["X-Ignored-Parameters"] == "tools.strict, parallel_tool_calls"
+    body["tool_choice"] = {"type": "any"} if path == "/v1/messages" else "required"
+    answer = server.post(path, body)
+    assert (answer.status, answer.headers.get("X-Ignored-Parameters")) == (200, None)

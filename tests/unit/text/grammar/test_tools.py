@@ -100,7 +100,7 @@ def test_every_format_with_every_kind_of_marker(name: str, kind: str) -> None:
     model = Model(tokenizer_of(kind, markers_of(formats)))
     for choice, parallel in CHOICES:
         structure = call_structure(formats, TOOLS, choice, parallel=parallel)
-        if name in ("glm4", "pythonic") and choice == "auto":
+        if name == "glm4" and choice == "auto":  # a name at the beginning of a line may be anything
             assert structure is None
             continue
         assert structure is not None
@@ -115,8 +115,8 @@ def test_every_format_with_every_kind_of_marker(name: str, kind: str) -> None:
         assert (model.refused(spec, "Hello.") is None) == free
         assert (model.refused(spec, "So: " + call) is None) == free
         if free:
-            trigger = structure.trigger
-            assert model.refused(spec, f"So: {trigger}!") is not None
+            for trigger in structure.triggers:
+                assert model.refused(spec, f"So: {trigger}!") is not None
         message = parse_all(call, formats, tools=TOOLS)
         assert [(made.name, json.loads(made.arguments)) for made in message.calls] == [
             ("weather", {"city": "Bonn"})
