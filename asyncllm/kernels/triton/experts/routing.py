@@ -52,26 +52,30 @@ def _choose_experts(
     e = i // BLOCK * EACH + i % BLOCK
     exists = (i % BLOCK < EACH) & (i // BLOCK < GROUPS)
     logit = tl.load(logits + e, exists, other=float("-inf")).to(tl.float32) * SHARPNESS
-    if SIGMOID:
-        score = 1.0 / (1.0 + tl.exp(-logit))
-    else:
-        score = tl.exp(logit - tl.max(logit))
-        score /= tl.sum(score)
-    rank = score if SIGMOID else logit
+    rank = 1.0 / (1.0 + tl.exp(-logit)) if SIGMOID else logit
     if BIAS:
         rank += tl.load(bias + e, exists, other=0.0).to(tl.float32)
-    rank = tl.where(exists, rank, float("-inf"))
     if GROUPS > 1:
+        rank = tl.where(exists, rank, float("-inf"))
         rank = _in_best_groups(rank, GROUPS, TOP_GROUPS, BLOCK_GROUPS, BLOCK, SIGMOID)
+    # Whole numbers in the order of the ranks: for these, a warp has instructions that find the
+    # greatest. None is as small as that of what does not exist, not even that of NaN.
+    rank = tl.where(rank == 0.0, 0.0, rank)  # of -0.0, too
+    bits = rank.to(tl.int32, bitcast=True)
+    key = tl.where(exists, bits ^ ((bits >> 31) & 0x7FFFFFFF), -(2**31))
     j = tl.arange(0, BLOCK_K)
     chosen = COUNT + j - TOP_K
-    weight = tl.zeros([BLOCK_K], tl.float32)
     for k in tl.static_range(TOP_K):
-        # Of NaN none is the greatest: any expert will do, if only there is one.
-        best = tl.min(tl.where(rank == tl.max(rank), e, COUNT - 1))
+        best = tl.min(tl.where(key == tl.max(key), e, COUNT))
         chosen = tl.where(j == k, best, chosen)
-        weight = tl.where(j == k, tl.sum(tl.where(e == best, score, 0.0)), weight)
-        rank = tl.where(e == best, float("-inf"), rank)
+        key = tl.where(e == best, -(2**31), key)
+    own = tl.load(logits + chosen, j < TOP_K, other=float("-inf")).to(tl.float32) * SHARPNESS
+    if SIGMOID:
+        weight = 1.0 / (1.0 + tl.exp(-own))
+    else:
+        weight = tl.exp(own - tl.max(logit))
+        if not NORMALIZE:
+            weight /= tl.sum(tl.exp(logit - tl.max(logit)))
     if NORMALIZE:
         weight /= tl.sum(weight) + 1e-20
     weight *= FACTOR
