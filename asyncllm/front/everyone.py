@@ -114,12 +114,23 @@ class Everyone:
         self._replicas[index].hand_over(Parcel(0, theirs, question.request))
 
     def expire(self) -> None:
+        """End what has waited long enough, and what waits for a replica that is stopped."""
+        for index, replica in enumerate(self._replicas):
+            if replica.is_stopped:
+                self._wait_not_for(index)
         for question in [one for waiting in self._questions.values() for one in waiting.due()]:
             for index in list(question.open):
                 question.silent.add(index)
                 self._replicas[index].is_silent = True
                 self._close(question, index)
             self._tell(question)
+
+    def _wait_not_for(self, index: int) -> None:
+        for question in [one for waiting in self._questions.values() for one in waiting]:
+            if index in question.open and question.what != "reload":
+                question.silent.add(index)
+                self._close(question, index)
+                self._end_if_answered(question)
 
     def drop(self) -> None:
         for waiting in self._questions.values():

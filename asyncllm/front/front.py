@@ -319,7 +319,9 @@ class Front:
         client.reset()
         client.add(first[FIRST_BYTES:])
         client.num_first = int.from_bytes(first[:FIRST_BYTES], "big")
-        if client.data and self._replicas[home].is_there:
+        if self._replicas[home].is_stopped:
+            self._refuse(client, NotReady(f"replica {home}, which is asked for, is stopped"))
+        elif client.data and self._replicas[home].is_there:
             self._hand_over(client, [home])
         else:
             self._refuse(client, DIED)

@@ -130,7 +130,8 @@ async def seek(request: web.Request, name: str) -> int | None:
         return None
     found = await _ask(routed, request, "seek", (f"{SEEK}: {quote(name)}",))
     if found.status != 200:
-        raise NotReady("a replica does not answer; try again")
+        why = found.json().get("error", {}).get("message")
+        raise NotReady(why or "a replica does not answer; try again")
     home: int | None = found.json()["replica"]
     return home
 

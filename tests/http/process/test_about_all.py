@@ -304,7 +304,14 @@ def test_nothing_new_waits_for_a_replica_that_is_stopped(running: Configured) ->
                     state = json.loads(data)["replicas"][0]
                     states.add(state["status"])
                     assert state.get("age", 0) < 20
-            if state.get("age"):  # the front knows it by now
+            if state.get("age") and len(paths) == 2:  # the front knows it by now
+                for path, key in (
+                    (f"/live/{10**6 * NUMBERS}/trace", ADMIN),
+                    (f"/v1/responses/resp_{'0' * 32}", "first"),
+                    ("/v1/requests/nobody/trace", "first"),
+                ):
+                    status, refused = running.ask("GET", path, key)
+                    assert (status, "replica 0" in refused["error"]["message"]) == (503, True)
                 paths = ["/health", "/ready", "/version", "/l%6fad", "/load", "/metrics", "/live"]
             time.sleep(0.02)
     # Measured 55 ms; CI's machines do other things, too.
