@@ -9,6 +9,7 @@ import numpy as np
 from asyncllm.engine.pooling import PooledParams
 from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.errors import BadRequest
+from asyncllm.event_loop import Slices, each_later, sliced
 from asyncllm.types import is_single
 
 if TYPE_CHECKING:
@@ -55,14 +56,15 @@ async def _embed_all(
     with llm.reserve(len(prompts), len(prompts), tenant) as reservation:
         ids = await _encode_all(llm, prompts)
         reservation.expect(sum(map(len, ids)))
+
+        def submit(one: tuple[list[int], Collector]) -> None:
+            submitted.append(llm.submit(one[0], pooled, one[1], scheduling, reservation))
+
         try:
-            for prompt_ids, collector in zip(ids, collectors, strict=True):
-                request_id = llm.submit(prompt_ids, pooled, collector, scheduling, reservation)
-                submitted.append(request_id)
+            await Slices().each(zip(ids, collectors, strict=True), submit)
             deltas = await Collector.all(collectors)
         finally:
-            for request_id in submitted:
-                llm.abort(request_id)
+            each_later(submitted, llm.abort)
     hidden = [delta.hidden for delta in deltas if delta.hidden is not None]
     return np.stack([params.vector(state) for state in hidden])
 
@@ -73,5 +75,5 @@ async def _encode_all(llm: Model, prompts: Sequence[Any]) -> list[list[int]]:
     encoded = iter(await llm.encode_all(texts) if texts else ())
     return [
         next(encoded) if isinstance(prompt, str) else await llm.encode_prompt(prompt)
-        for prompt in prompts
+        async for prompt in sliced(prompts)
     ]

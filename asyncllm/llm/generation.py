@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.errors import BadRequest, QueueFull
+from asyncllm.event_loop import SLICE_SECONDS, sliced
 from asyncllm.max_tokens import bounded
 from asyncllm.types import (
     Completion,
@@ -27,6 +29,8 @@ T = TypeVar("T")
 
 #: Seconds between two attempts to enter a full queue.
 RETRY_SECONDS: Final = 0.05
+#: At most so many items of a list begin, or are cancelled, in one turn of the event loop.
+MOST_AT_ONCE: Final = 64
 
 
 def tenant_of(scheduling: SchedulingParams | None) -> str:
@@ -78,7 +82,8 @@ async def collect(
 class Intake:
     """Lets batches into the engine's queue, in order and as far as there is room.
 
-    What does not fit waits here instead of being refused.
+    What does not fit waits here instead of being refused. However long a batch is, the event loop
+    does other work in between.
     """
 
     def __init__(self, llm: Model):
@@ -89,16 +94,45 @@ class Intake:
     async def run(self, work: Callable[[T], Coroutine[Any, Any, None]], items: Iterable[T]) -> None:
         """Do ``work`` on every item, on at most ``max_waiting`` at once.
 
-        The first error cancels the rest and is raised as it is, not in a group.
+        The first error cancels the rest and is raised.
         """
+        tasks: set[asyncio.Task[None]] = set()
+        outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def begin(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+            task = asyncio.create_task(coroutine)
+            tasks.add(task)
+            task.add_done_callback(ended)
+            return task
+
+        def ended(task: asyncio.Task[None]) -> None:
+            tasks.discard(task)
+            error = None if task.cancelled() else task.exception()
+            if outcome.done():
+                return
+            if error is not None:
+                outcome.set_exception(error)
+            elif not tasks:
+                outcome.set_result(None)
+
+        async def begin_all() -> None:
+            at_once = left = 1
+            for item in items:
+                await self._places.acquire()
+                begin(work(item)).add_done_callback(lambda _: self._places.release())
+                left -= 1
+                if left == 0:
+                    began = time.perf_counter()
+                    await asyncio.sleep(0)  # those that were begun do what they can do now
+                    is_short = time.perf_counter() - began < SLICE_SECONDS
+                    at_once = min(2 * at_once, MOST_AT_ONCE) if is_short else at_once // 2 or 1
+                    left = at_once
+
+        begin(begin_all())
         try:
-            async with asyncio.TaskGroup() as tasks:
-                for item in items:
-                    await self._places.acquire()
-                    task = tasks.create_task(work(item))
-                    task.add_done_callback(lambda _: self._places.release())
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+            await outcome
+        finally:
+            await _cancelled(tasks)
 
     async def encode(self, prompt: Prompt, tenant: str = "") -> list[int]:
         """Wait until the queue has room for a prompt; its token ids, to be submitted at once.
@@ -130,6 +164,22 @@ class Intake:
         ids = await self.encode(prompt, tenant_of(scheduling))
         ready = bounded(ready, prompt, len(ids), llm.limits.max_model_len)
         return await collect(llm, ids, ready, scheduling)
+
+
+async def _cancelled(tasks: set[asyncio.Task[None]]) -> None:
+    """Cancel the tasks, which leave the set as they end, and wait until all have ended."""
+    left = list(tasks)
+    try:
+        while left:
+            for task in left[-MOST_AT_ONCE:]:
+                task.cancel()
+            del left[-MOST_AT_ONCE:]
+            await asyncio.sleep(0)
+    finally:
+        for task in left:  # whoever waits here is cancelled once more
+            task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
 
 
 class Batch:
@@ -176,7 +226,7 @@ class Batch:
             DeadlineExceeded, StepError, EngineDead: as ``AsyncLLM.generate``.
         """
         ready: dict[int, SamplingParams] = {}  # of those that differ, by identity
-        for index, params in enumerate(self._params):
+        async for index, params in sliced(enumerate(self._params)):
             if params is not None and id(params) not in ready:
                 with naming(index):
                     ready[id(params)] = await llm.prepare(params)

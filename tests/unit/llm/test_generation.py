@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asyncllm import LLM, BadRequest, FinishReason, SamplingParams, SchedulingParams
+from asyncllm import LLM, AsyncLLM, BadRequest, FinishReason, SamplingParams, SchedulingParams
 from asyncllm.errors import DeadlineExceeded
 from asyncllm.types import Completion
 from tests.support.server.echo_llm import EchoLLM, echo_class
@@ -144,3 +146,34 @@ def test_the_command_line_asks_texts_as_messages(
     file.write_text(json.dumps({"prompt": [1, 2]}))
     assert main(["generate", str(file), "-o", str(out), "--chat", "--overwrite"]) == 1
     assert "prompt 0 is token ids" in capsys.readouterr().err
+
+
+# -- long lists ------------------------------------------------------------------------------------
+
+
+async def test_long_lists_let_the_loop_do_other_work() -> None:
+    """While they begin, while they are answered, and when they are cancelled."""
+    async with AsyncLLM(device="sim") as llm:
+        await llm.generate("a", SamplingParams(max_tokens=1))
+        for prompt in ("short", [{"role": "user", "content": "short"}]):
+            prompts = [prompt] * llm.limits.max_waiting
+            each = [SamplingParams(max_tokens=i % 40, seed=i) for i in range(1, len(prompts) + 1)]
+            for work in (llm.generate(prompts, each), llm.embed(prompts)):
+                watching = asyncio.create_task(longest_turn())
+                task = asyncio.create_task(work)
+                await asyncio.wait([task], timeout=0.8)
+                task.cancel()
+                await asyncio.wait([task])
+                watching.cancel()
+                assert await watching < 0.1, prompt
+        assert llm.stats.running == llm.stats.waiting == 0
+
+
+async def longest_turn() -> float:
+    """Of the loop, in seconds of its thread's CPU time; until it is cancelled."""
+    longest, began = 0.0, time.thread_time()
+    with suppress(asyncio.CancelledError):
+        while True:
+            await asyncio.sleep(0)
+            longest, began = max(longest, time.thread_time() - began), time.thread_time()
+    return longest

@@ -34,7 +34,7 @@ from asyncllm.types.beam_search import BeamSearchParams
 from tests.support.engine.scheduling import limits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from asyncllm.config import EngineLimits
 
@@ -58,6 +58,11 @@ def pids(llm: AsyncLLM) -> list[int]:
     engine = llm._own.engine
     assert isinstance(engine, ReplicatedEngine)
     return [replica._process.pid for replica in engine._replicas if replica._process is not None]
+
+
+async def last(stream: AsyncIterator[TokenDelta]) -> TokenDelta:
+    *_, delta = [delta async for delta in stream]
+    return delta
 
 
 def kill_all(llm: AsyncLLM) -> None:
@@ -99,13 +104,18 @@ async def test_no_thread_of_the_program_is_needed() -> None:
         try:
             async with AsyncLLM(**SIM, max_num_seqs=1) as llm:
                 busy = asyncio.get_running_loop().run_in_executor(None, free.wait)
-                long = SamplingParams(max_tokens=1500, ignore_eos=True)
-                asked = [asyncio.ensure_future(llm.generate(f"{i}", long)) for i in range(4)]
-                await until(lambda: llm.stats.generation_tokens > 10)
+                long = SamplingParams(max_tokens=2000, ignore_eos=True)
+                streams = [llm.stream(f"{i}", long) for i in range(2)]
+                for stream in streams:  # each replica has begun one, and gets one more
+                    await anext(stream)
+                asked = [asyncio.ensure_future(llm.generate(f"{i}", SHORT)) for i in range(2)]
                 os.kill(pids(llm)[0], signal.SIGKILL)
+                rest = [asyncio.ensure_future(last(stream)) for stream in streams]
                 async with asyncio.timeout(60):
-                    answers = await asyncio.gather(*asked, return_exceptions=True)
-                assert [type(answer) for answer in answers].count(EngineDead) == 1
+                    ends = await asyncio.gather(*rest, return_exceptions=True)
+                    answers = await asyncio.gather(*asked)
+                assert [type(end) for end in ends] == [EngineDead, TokenDelta]
+                assert [len(answer.token_ids) for answer in answers] == [4, 4]
             assert not free.is_set()
         finally:
             free.set()
