@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from asyncllm.errors import BadRequest, ModelError
 from asyncllm.text.chat_template import ChatTemplate
-from asyncllm.text.parsing.derive import derive_format, derive_reasoning
+from asyncllm.text.parsing.derive import derive_format
+from asyncllm.text.parsing.derive_reasoning import derive_reasoning
 from asyncllm.text.parsing.events import message_of
 from asyncllm.text.parsing.formats import ChannelFormat, Formats, ReasoningFormat, ToolFormat
 from asyncllm.text.parsing.parser import Parser
@@ -192,12 +193,18 @@ def _tools_of(
 
 
 def _without_reasoning(rendered: RenderedCalls, reasoning: ReasoningFormat | None) -> RenderedCalls:
-    """The calls without empty reasoning before them."""
+    """The calls without empty reasoning, and an empty answer, before them."""
     if reasoning is None:
         return rendered
     begins, ends = ("|".join(map(re.escape, m)) for m in (reasoning.begins, reasoning.ends))
-    empty = re.compile(rf"\s*(?:{begins})?\s*(?:{ends})")
-    return replace(rendered, texts=tuple(empty.sub("", text, count=1) for text in rendered.texts))
+    empty = [re.compile(rf"\s*(?:{begins})?\s*(?:{ends})")]
+    if reasoning.answer:
+        begin, end = map(re.escape, reasoning.answer[:2])
+        empty.append(re.compile(rf"\A\s*(?:{begin})?\s*{end}"))
+    texts = rendered.texts
+    for pattern in empty:
+        texts = tuple(pattern.sub("", text, count=1) for text in texts)
+    return replace(rendered, texts=texts)
 
 
 def _reading(rendered: RenderedCalls, by_model: str | None) -> ToolFormat | ChannelFormat | None:

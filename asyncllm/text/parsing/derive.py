@@ -15,16 +15,15 @@ from asyncllm.text.parsing.formats import (
     JsonBody,
     NamedBody,
     ParameterStyle,
-    ReasoningFormat,
     ToolFormat,
     is_tag,
 )
 from asyncllm.text.parsing.probe import common, same_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
-    from asyncllm.text.parsing.probe import ProbeCall, RenderedCalls, RenderedReasoning
+    from asyncllm.text.parsing.probe import ProbeCall, RenderedCalls
 
 #: The name of every derived format.
 DERIVED = "template"
@@ -34,8 +33,6 @@ _QUOTED = ('="', "='")
 _DECODER = json.JSONDecoder()
 _MARKER_AND_HEAD = re.compile(r"(\S*[>\]|])\s+(\S.*)", re.DOTALL)
 _TWO_TAGS = re.compile(r"(\S*?>)\s*(<.*)", re.DOTALL)
-#: One tag of several, or all up to the next space.
-_FIRST_MARKER = re.compile(r"<[^<>\s]*>(?=\s|<|\Z)|\[[^\[\]\n]*\]|\S+")
 
 
 class _Arguments(NamedTuple):
@@ -90,34 +87,6 @@ def _without_words(syntax: CallSyntax) -> Iterator[CallSyntax]:
     *words, marker = syntax.begin.split() or [""]
     if words and is_tag(marker):
         yield replace(syntax, begin=marker)
-
-
-def derive_reasoning(
-    rendered: RenderedReasoning, listed: Iterable[ReasoningFormat]
-) -> ReasoningFormat | None:
-    """The format of this reasoning: one that is listed if the markers are its own."""
-    before, between = rendered.before.rstrip(), rendered.between.strip()
-    for form in listed:
-        end = next((end for end in form.ends if between.startswith(end)), "")
-        if end and before.endswith(form.begins):
-            return _with_answer(form, between.removeprefix(end), rendered.after)
-    begin, found = (before.split() or [""])[-1], _FIRST_MARKER.match(between)
-    if found is None or not is_tag(begin) or not is_tag(found[0]):
-        return None
-    prompt = rendered.prompt.rstrip()
-    words = prompt.rpartition(begin)[2] if begin in prompt else ""
-    if words and found[0] not in words:  # it belongs to the header, and words of its own follow
-        begin = prompt.splitlines()[-1]
-    form = ReasoningFormat(DERIVED, (begin,), (found[0],))
-    return _with_answer(form, between.removeprefix(found[0]), rendered.after)
-
-
-def _with_answer(form: ReasoningFormat, between: str, after: str) -> ReasoningFormat:
-    """The format with the markers around the answer, if there are any."""
-    begin, end = between.strip(), _FIRST_MARKER.match(after.lstrip())
-    if end is None or not (is_tag(begin) and is_tag(end[0])):
-        return form
-    return replace(form, answer=(begin, end[0]))
 
 
 def _around(rendered: RenderedCalls, start: int, found: _Arguments) -> CallTemplate:

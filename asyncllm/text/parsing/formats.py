@@ -222,17 +222,18 @@ class ReasoningFormat(msgspec.Struct, frozen=True):
     Attributes:
         name: what ``--reasoning-parser`` calls it.
         begins, ends: the markers around it; any of several.
-        answer: markers around the answer that follows, for models that write them.
+        answer: markers around the answer that follows, for models that write them: one before it,
+            and those behind it.
     """
 
     name: str
     begins: tuple[str, ...]
     ends: tuple[str, ...]
-    answer: tuple[str, str] | None = None
+    answer: tuple[str, ...] = ()
 
     def markers(self) -> Iterator[str]:
         """Every marker of the format."""
-        yield from (*self.begins, *self.ends, *(self.answer or ()))
+        yield from (*self.begins, *self.ends, *self.answer)
 
 
 class ChannelFormat(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ _ASKED: Final = "Zqasked"
 _SAID: Final = "Zqsaid"
 _THOUGHT: Final = "Zqthought"
 _TOKENS = re.compile(r"<[^<>\s]*>|\[/?[A-Z_]+\]|\w+|\s+|.", re.DOTALL)
+_TAG_BEHIND = re.compile(r"\w(<[^<>\s]*>)")
 _REVERSED = re.compile(r">[^<>\s]*<|\][A-Z_]+/?\[|\w+|\s+|.", re.DOTALL)
 
 
@@ -184,9 +185,20 @@ def _shows(text: str, calls: Sequence[ProbeCall], count: int) -> bool:
 def _this_turn(text: str, said: str, header: str, call: ProbeCall) -> str:
     """A text without what also ends a turn with words, or begins another turn behind a call."""
     end = len(text) - _alike(text[::-1], said[::-1], _REVERSED)
+    if (tag := _TAG_BEHIND.match(text, end - 1)) and tag[1] in text[:end]:
+        end = tag.end()  # it ends a marker of the calls
     after = max(text.find(str(value)) for value in call.arguments.values())
-    tags = [token for token in _TOKENS.findall(header) if len(token) > 2 and token[0] in "<["]
-    return text[: min([end, *(at for tag in tags if (at := text.find(tag, after)) > 0)])]
+    headers = {words for _, words in _tags_in_context(header)}
+    again = (after + at for at, words in _tags_in_context(text[after:]) if words in headers)
+    return text[: min(end, next(again, end))]
+
+
+def _tags_in_context(text: str) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """The place of each tag, and the tag with the two words or tags behind it."""
+    found = [(match.start(), match[0]) for match in _TOKENS.finditer(text) if match[0].strip()]
+    for number, (at, token) in enumerate(found[:-2]):
+        if len(token) > 2 and token[0] in "<[":
+            yield at, tuple(each for _, each in found[number : number + 3])
 
 
 def _alike(text: str, other: str, tokens: re.Pattern[str] = _TOKENS) -> int:

@@ -49,8 +49,8 @@ class TaggedReader:
         self._calls = None if tools is None else CallReader(source, out, schemas, tools)
         self._tools = tools
         self._reasoning = reasoning
-        self._answer = (reasoning.answer if reasoning else None) or ("", "")
-        self._openings = (*reasoning.begins, self._answer[0]) if reasoning else ()
+        self._answer = reasoning.answer if reasoning else ()
+        self._openings = (*reasoning.begins, *self._answer[:1]) if reasoning else ()
         self._calls_by_begin = {call.begin: call for call in tools.calls} if tools else {}
         self._bare = self._calls_by_begin.pop("", None)
         outer = (*filter(is_tag, tools.outer_markers()), *tools.ignored) if tools else ()
@@ -123,8 +123,8 @@ class TaggedReader:
             return False
         if self._reasoning is not None and marker in self._reasoning.begins:
             yield from self._read_reasoning(self._reasoning)
-        elif marker == self._answer[0] and self._answer[1] not in self._markup:
-            self._take_markup({*self._markup, self._answer[1]})
+        elif marker in opening:
+            self._take_markup({*self._markup, *self._answer[1:]})
         elif marker not in ends:
             self._announced = True
             if marker in self._inner:

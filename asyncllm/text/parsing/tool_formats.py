@@ -289,6 +289,7 @@ TAGGED_FORMATS = (
                 end=("<tool_call|>",),
             ),
         ),
+        ignored=("<|tool_response>",),  # which ends an answer with calls
         template=CallTemplate("<|tool_call>call:", "", "<tool_call|>"),
     ),
     ToolFormat(

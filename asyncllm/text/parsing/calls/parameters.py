@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from asyncllm.text.parsing.source import Emit, Source, Steps
 
 _WORD = re.compile(r"\w+")
+_IN_LINE = re.compile(r"[ \t]+")
 _MAX_NAME = 256
 #: A name in quotes, and further attributes.
 _QUOTED = re.compile(r"""(["'])(.*?)\1(?:\s+\w+=[^\n]*)?""")
@@ -157,9 +158,9 @@ class _ValueReader:
         """Read the value of the parameter ``name`` with its end; False if it breaks off."""
         source = self._source
         if self._named_ends:
-            own = [end.replace("{}", name) for end in self._own]
-            self._own_end = Markers(own)
-            self._ends = Markers((*own, *self._call_end, *self._opens_call.texts))
+            named = [end.replace("{}", name) for end in self._own]
+            self._own_end = Markers(named)
+            self._ends = Markers((*named, *self._call_end, *self._opens_call.texts))
         depth = 0  # of calls within the value
         while (yield from source.until(self._ends, emit, breaks_off=True)):
             if opening := (yield from source.at(self._opens_call)):
@@ -224,8 +225,8 @@ class _ValueReader:
     def _follows(self, own: str) -> Steps[bool]:
         """Whether what belongs behind a value follows; ``own``: its marker, unless it has none.
 
-        That is a name, or the whole end of the call, or a part of it before the next call or the
-        end of the text. Without its marker, a value does not end with the end of the call alone.
+        That is a name, or the end of the call before the next call, the end of the text or, if it
+        is whole, the end of a line. A value without its marker does not end with that line.
         """
         source, style = self._source, self._style
         source.mark()
@@ -233,16 +234,16 @@ class _ValueReader:
         for marker in self._call_end:
             yield from source.skip_space()
             found = yield from source.at(markers_of(marker))
-        if not (found and own):
+        yield from source.run(_IN_LINE)
+        if not (found and own and (yield from source.peek()) == "\n"):
             yield from source.skip_space()
+            found = yield from source.at(self._following)
         if not found and (yield from source.at(markers_of(style.key_begin))):
             yield from source.take(QUOTES)
             yield from source.run(self._name, _MAX_NAME)
             yield from source.take(QUOTES)
             yield from source.skip_space()
             found = yield from source.at(markers_of(style.key_end))
-        elif not found or not own:
-            found = yield from source.at(self._following)
         follows = bool(found) or (yield from source.breaks_off(self._behind))
         source.rewind()
         return follows

@@ -231,6 +231,73 @@ def test_markers_around_an_answer_are_seen_as_well() -> None:
     assert (message.reasoning, message.content) == ("Hm.", "So.")
 
 
+def test_markers_that_one_tag_ends() -> None:
+    """Also around reasoning and the answer, within which calls begin with the same tags."""
+    template = (
+        "{% for m in messages %}<|o|>message role={{ m.role }}<|s|>{% if m.role == 'assistant' %}"
+        "<|o|>think<|s|>{{ m.reasoning_content }}<|c|>think<|s|><|o|>response<|s|>{{ m.content }}"
+        "<|c|>response<|s|>{% if m.tool_calls %}<|o|>tools<|s|>{% for c in m.tool_calls %}"
+        '<|o|>call tool="{{ c.function.name }}" index="{{ loop.index }}"<|s|>'
+        '{% for k, v in c.function.arguments.items() %}<|o|>argument key="{{ k }}"<|s|>{{ v }}'
+        "<|c|>argument<|s|>{% endfor %}<|c|>call<|s|>{% endfor %}<|c|>tools<|s|>{% endif %}"
+        "{% else %}{{ m.content }}{% endif %}<|c|>message<|s|><|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|o|>message role=assistant<|s|><|o|>think<|s|>{% endif %}"
+    )
+    formats = choose_formats(template)
+    prompt = "<|o|>message role=assistant<|s|><|o|>think<|s|>"
+    call = '<|o|>call tool="f" index="{}"<|s|><|o|>argument key="a"<|s|>{}<|c|>argument<|s|>'
+    call += "<|c|>call<|s|>"
+    calls = f"<|o|>tools<|s|>{call.format(1, 7)}{call.format(2, 8)}<|c|>tools<|s|>"
+    for said, content, made in (("So.", "So.", ""), ("", "", calls), ("So.", "So.", calls)):
+        text = f"Hm.<|c|>think<|s|><|o|>response<|s|>{said}<|c|>response<|s|>{made}"
+        for end in ("", "<|c|>message<|s|>"):
+            options: Any = {"tools": [tool("f", a={"type": "integer"})], "prompt": prompt}
+            message = message_of(events_of(text + end, formats, **options))
+            assert (message.reasoning, message.content) == ("Hm.", content)
+            expected = ['{"a": 7}', '{"a": 8}'] if made else []
+            assert [found.arguments for found in message.calls] == expected
+    assert_cuts_do_not_matter(text, formats, **options)
+
+
+def test_calls_that_are_messages_of_their_own() -> None:
+    template = (
+        "{% for m in messages %}{% if m.tool_calls %}{% for c in m.tool_calls %}"
+        "assistant<|role|>\n<|sep|>\n\nfunction call<|role|>\n"
+        '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
+        "<|sep|>\n\n{% endfor %}{% else %}{{ m.role }}<|role|>\n{{ m.content }}<|sep|>\n\n"
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}assistant<|role|>\n{% endif %}"
+    )
+    formats = choose_formats(template)
+    assert names(formats) == ("template", None)
+    text = '<|sep|>\n\nfunction call<|role|>\n{"name": "f", "arguments": {"a": 1}}'
+    assert read_calls(text, formats) == [("f", {"a": 1})]
+
+
+def test_parts_of_an_answer_that_have_a_header_each() -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% if m.reasoning_content %}"
+        "<|begin|>assistant<|think|>{{ m.reasoning_content }}<|end|>{% endif %}{% if m.content %}"
+        "<|begin|>assistant<|content|>{{ m.content }}<|end|>{% endif %}{% if m.tool_calls %}"
+        "<|begin|>assistant<|calls|>{% for c in m.tool_calls %}<|call:begin|>{{ c.id }}<|name|>"
+        "{{ c.function.name }}<|args|>{{ c.function.arguments | tojson }}<|call:end|>{% endfor %}"
+        "<|done|>{% endif %}{% else %}<|begin|>{{ m.role }}<|content|>{{ m.content }}<|end|>"
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}<|begin|>assistant{% endif %}"
+    )
+    formats = choose_formats(template)
+    thought, header = "<|think|>Hm.<|end|>", "<|begin|>assistant"
+    calls = '<|calls|><|call:begin|>x7<|name|>f<|args|>{"a": 7}<|call:end|><|done|>'
+    for text, reasoning, content, arguments in (
+        (thought + header + "<|content|>So.<|end|>", "Hm.", "So.", []),
+        ("<|content|>So.<|end|>", "", "So.", []),
+        (thought + header + calls, "Hm.", "", ['{"a": 7}']),
+        (calls, "", "", ['{"a": 7}']),
+    ):
+        message = message_of(events_of(text, formats, tools=[tool("f")], prompt=header))
+        assert (message.reasoning, message.content) == (reasoning, content)
+        assert [call.arguments for call in message.calls] == arguments
+        assert_cuts_do_not_matter(text, formats, tools=[tool("f")], prompt=header)
+
+
 def test_formats_by_name() -> None:
     template = "<think></think><tool_call>"
     assert names(choose_formats(template, tools="mistral")) == ("mistral", "think")

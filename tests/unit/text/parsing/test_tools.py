@@ -61,7 +61,7 @@ def test_calls_stream_name_first_then_arguments_as_they_come() -> None:
 def test_text_parameters_stream_too() -> None:
     parser = new_parser(formats_of("qwen3_coder"))
     pieces = ["<function=get_weather><parameter=city>", "\nPa", 'r"', "is\n", "x\n</par", "ameter>"]
-    pieces += ["\n</function>", "\n</tool_call>"]  # until then more of the value may come
+    pieces += ["\n</function>\n</tool_call>", "\n"]  # until then more of the value may come
     texts = [
         "".join(event.text for event in parser.feed(piece) if isinstance(event, ToolArguments))
         for piece in pieces

@@ -40,6 +40,7 @@ def _markers(name: str) -> dict[str, str]:
         "begin": style.value_begin,
         "close": style.value_end,
         "end": call.end[0],
+        "ends": " ".join(call.end),
         "call": WRITERS[name][1](*_INNER[0]),
         "calls": written(name, _INNER),
     }
@@ -51,6 +52,7 @@ VALUES = {
     "several": "{close}{close} {close}",
     "markup of another kind": '<function name="f">\n<a b="1">x{close}\n</a> more',
     "other markers that close": "{end} or {close}\nor {end} x",
+    "all markers that close": "{close} {ends} and more {close} {ends} x",
     "a marker that opens": "Use {open}NAME to call, with {key} and {begin}x",
     "a whole call": "As in {call} and so on",
     "a call on its own lines": "So:\n{call}\nDone.",
