@@ -14,6 +14,7 @@ import msgspec
 from asyncllm.errors import BadRequest
 from asyncllm.option_fields import MANY, Count, Gpus, Range, Share, Threads, check_ranges, doc
 from asyncllm.types import MAX_CACHE_TTL
+from asyncllm.types.sampling_defaults import check_overrides
 from asyncllm.validate import check_tcp_endpoint, check_types
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -42,6 +43,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         doc("folder or hub id of the model; the built-in demo model by default", "model"),
     ] = None
     revision: Annotated[str | None, doc("branch, tag or commit of a hub model", "model")] = None
+    download_dir: Annotated[
+        str | None,
+        doc("folder of models from the hub; that of HF_HUB_CACHE by default", "model", "FOLDER"),
+    ] = None
     tokenizer: Annotated[
         str | None, doc("folder or hub id of a tokenizer, instead of the model's own", "model")
     ] = None
@@ -68,6 +73,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     hf_overrides: Annotated[
         dict[str, Any] | None,
         doc("values that replace those in the model's config.json", "model"),
+    ] = None
+    generation_config: Annotated[
+        str,
+        doc(
+            "folder of the generation_config.json with defaults of sampling; auto: the model's; "
+            "none: OpenAI's defaults",
+            "model",
+        ),
+    ] = "auto"
+    override_generation_config: Annotated[
+        dict[str, Any] | None,
+        doc("other defaults of sampling, such as '{\"temperature\": 0.5}'", "model"),
     ] = None
     quantization: Annotated[
         str | None,
@@ -250,49 +267,34 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_types(self)
         check_ranges(self)
-        reserved = {"messages", "tools", "add_generation_prompt"}
-        if taken := reserved.intersection(self.default_chat_template_kwargs or ()):
-            raise BadRequest(
-                f"default_chat_template_kwargs must not contain {min(taken)}",
-                param="default_chat_template_kwargs",
-            )
-        if not _DEVICE.fullmatch(self.device):
-            raise BadRequest(
-                f"device must be auto, cpu, cuda, cuda:N or sim, not {self.device!r}",
-                param="device",
-            )
-        if self.sim_profile not in SIM_PROFILES and not self.sim_profile.endswith(".json"):
-            raise BadRequest(
-                f"sim_profile must be {', '.join(SIM_PROFILES)} or a .json file, not "
-                f"{self.sim_profile!r}",
-                param="sim_profile",
-            )
-        if self.tp > 1 and self.device == "sim":
-            raise BadRequest(
-                "the simulated device has no tensor parallelism: tp must be 1", param="tp"
-            )
-        if self.executor == "process" and self.device == "sim":
-            raise BadRequest(
-                "the simulated device runs on the event loop: executor must be thread",
-                param="executor",
-            )
+        check_overrides(self.override_generation_config)
+
+        def need(fine: bool, param: str, message: str) -> None:
+            if not fine:
+                raise BadRequest(message, param=param)
+
+        param, kwargs = "default_chat_template_kwargs", self.default_chat_template_kwargs or {}
+        for name in ("add_generation_prompt", "messages", "tools"):
+            need(name not in kwargs, param, f"{param} must not contain {name}")
+        devices = f"device must be auto, cpu, cuda, cuda:N or sim, not {self.device!r}"
+        need(_DEVICE.fullmatch(self.device) is not None, "device", devices)
+        profile = self.sim_profile
+        profiles = f"sim_profile must be {', '.join(SIM_PROFILES)} or a .json file, not {profile!r}"
+        need(profile in SIM_PROFILES or profile.endswith(".json"), "sim_profile", profiles)
+        if self.device == "sim":
+            need(self.tp == 1, "tp", "the simulated device has no tensor parallelism: tp must be 1")
+            on_loop = "the simulated device runs on the event loop: executor must be thread"
+            need(self.executor == "thread", "executor", on_loop)
         if self.kv_events is not None:
             check_tcp_endpoint("kv_events", self.kv_events)
-            if not self.prefix_caching:
-                raise BadRequest("kv_events needs prefix_caching", param="kv_events")
-        if self.kv_cache_tokens is not None and self.kv_cache_tokens < self.page_size:
-            raise BadRequest(
-                f"kv_cache_tokens must be at least page_size, {self.page_size}, not "
-                f"{self.kv_cache_tokens}",
-                param="kv_cache_tokens",
-            )
-        budget = self.max_num_batched_tokens
-        if budget is not None and budget < self.max_num_seqs:
-            raise BadRequest(
-                f"max_num_batched_tokens ({budget}) must leave every one of max_num_seqs "
-                f"({self.max_num_seqs}) its decode token",
-                param="max_num_batched_tokens",
-            )
+            need(self.prefix_caching, "kv_events", "kv_events needs prefix_caching")
+        cache, page = self.kv_cache_tokens, self.page_size
+        small = f"kv_cache_tokens must be at least page_size, {page}, not {cache}"
+        need(cache is None or cache >= page, "kv_cache_tokens", small)
+        budget, rows = self.max_num_batched_tokens, self.max_num_seqs
+        few = f"must leave every one of max_num_seqs ({rows}) its decode token"
+        param = "max_num_batched_tokens"
+        need(budget is None or budget >= rows, param, f"{param} ({budget}) {few}")
 
     @property
     def gpu(self) -> int | None:

@@ -32,7 +32,7 @@ from asyncllm.llm.replicas.engine import ReplicatedEngine
 from asyncllm.models.loading.hub import resolve_folder
 from asyncllm.models.registry import is_multimodal
 from asyncllm.models.sentence_transformers import read_embedding_params
-from asyncllm.models.spec import ModelSpec, read_spec
+from asyncllm.models.spec import ModelSpec, read_sampling_defaults, read_spec
 from asyncllm.replay.record import RecordedScheduler
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.chat_template import ChatTemplate
@@ -43,6 +43,7 @@ from asyncllm.text.structured import StructuredOutput
 from asyncllm.text.tokenizer import Tokenizer
 from asyncllm.types import SamplingParams
 from asyncllm.types.embedding import EmbeddingParams
+from asyncllm.types.sampling_defaults import SamplingDefaults
 from asyncllm.wire.executor import Executor
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ async def load(
     spec = _read_model(config, folder)
     num_machines = 1 if machines is None else machines.count
     await run_in_daemon(check_early, config, folder, text_folder, spec, num_machines)
-    defaults = _default_params(spec)
+    defaults = _default_params(spec, config)
     default_embedding = read_embedding_params(folder)
     if is_multimodal(spec.architecture):
         log.warning(
@@ -211,7 +212,7 @@ async def load_replicas(config: EngineConfig) -> Loaded:
     template_source, folder, text_folder = await _find_files(config)
     spec = _read_model(config, folder)
     await run_in_daemon(check_early, config, folder, text_folder, spec)
-    parts = _default_params(spec), read_embedding_params(folder)
+    parts = _default_params(spec, config), read_embedding_params(folder)
     text = await run_in_daemon(_load_text, text_folder, config, template_source)
     engine = ReplicatedEngine(config)
     bill, structured = StartupBill(), StructuredOutput()
@@ -231,10 +232,11 @@ async def _find_files(config: EngineConfig) -> tuple[str | None, Path, Path]:
     template_source = None
     if config.chat_template is not None:  # first: it may be wrong, and a download takes long
         template_source = await asyncio.to_thread(read_template, config.chat_template)
-    folder = await run_in_daemon(resolve_folder, config.model, config.revision)
+    where = config.download_dir
+    folder = await run_in_daemon(resolve_folder, config.model, config.revision, where)
     text_folder = folder
     if config.tokenizer is not None:
-        text_folder = await run_in_daemon(resolve_folder, config.tokenizer, None)
+        text_folder = await run_in_daemon(resolve_folder, config.tokenizer, None, where)
     return template_source, folder, text_folder
 
 
@@ -294,12 +296,14 @@ def _executor(
     return ThreadExecutor(build, launch_seconds), structured, time.perf_counter
 
 
-def _default_params(spec: ModelSpec) -> SamplingParams:
-    named = {k: v for k, v in msgspec.structs.asdict(spec.sampling).items() if v is not None}
-    if named.pop("do_sample", True) is False:
-        named["temperature"] = 0.0
+def _default_params(spec: ModelSpec, config: EngineConfig) -> SamplingParams:
+    """What requests leave out: the values of a generation_config.json, and those over them."""
+    recommended, source = spec.sampling, config.generation_config
+    if source != "auto":
+        elsewhere = source != "none"
+        recommended = read_sampling_defaults(Path(source)) if elsewhere else SamplingDefaults()
     try:
-        return SamplingParams(**named)
+        return recommended.params(config.override_generation_config or {})
     except BadRequest as error:
         raise ModelError(f"generation_config.json: {error.message}") from None
 

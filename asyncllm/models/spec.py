@@ -13,6 +13,7 @@ from asyncllm.models import registry
 from asyncllm.models.config.base import Config
 from asyncllm.models.quant.config import Quantization, parse_quantization
 from asyncllm.models.wrong_files import about_folder
+from asyncllm.types.sampling_defaults import SamplingDefaults
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,20 +24,6 @@ T = TypeVar("T")
 _ROPE_NAMES: Final = ("rope_scaling", "rope_parameters")
 #: Errors of reading nested settings, which are not typed.
 _WRONG_FORM: Final = (TypeError, ValueError, ArithmeticError, AttributeError, LookupError)
-
-
-class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """The sampling values of generation_config.json; None where it has none.
-
-    ``do_sample`` false means greedy, whatever the other values are.
-    """
-
-    do_sample: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,6 +125,16 @@ def _read_spec(path: Path, overrides: Mapping[str, Any]) -> ModelSpec:
         sampling=_convert(generation, SamplingDefaults, generation_path),
         quantization=quantization,
     )
+
+
+def read_sampling_defaults(folder: Path) -> SamplingDefaults:
+    """The sampling values of a folder's generation_config.json.
+
+    Raises:
+        ModelError: it is missing or broken.
+    """
+    path = folder.expanduser() / "generation_config.json"
+    return _convert(_read_json(path), SamplingDefaults, path)
 
 
 def _overridden(config: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from asyncllm.vllm_options.values import FieldsOf, Missing, flag, renamed, rope_
 
 #: vLLM's options that have the same name and meaning here.
 SAME: Final = (
-    *("model", "config", "revision", "tokenizer", "chat_template", "default_chat_template_kwargs"),
+    *("model", "config", "revision", "download_dir", "tokenizer", "chat_template"),
+    *("default_chat_template_kwargs", "generation_config", "override_generation_config"),
     *("reasoning_parser", "dtype", "load_format", "quantization", "hf_overrides", "max_model_len"),
     *("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "device", "host", "port"),
     *("api_key", "served_model_name"),
@@ -100,6 +101,10 @@ _NOT_NEEDED: Final = {
         "mamba-backend mamba-cache-dtype mamba-ssm-cache-dtype mamba-block-size mamba-cache-mode "
         "enable-mamba-cache-stochastic-rounding! mamba-cache-philox-rounds gdn-prefill-backend"
     ),
+    "--tp divides each expert among its GPUs; those of --dp share no experts": (
+        "enable-expert-parallel/-ep! enable-ep-weight-filter! enable-eplb! eplb-config "
+        "all2all-backend expert-placement-strategy"
+    ),
     "every GPU except the first has a process of its own": (
         "distributed-executor-backend data-parallel-backend/-dpb worker-use-ray! engine-use-ray! "
         "disable-nccl-for-dp-synchronization! distributed-timeout-seconds "
@@ -134,15 +139,14 @@ _NOT_NEEDED: Final = {
 
 #: What is missing.
 _MISSING: Final = {
-    "there is no speculative decoding": (
+    "there is no speculative decoding; --max-decode-steps sets how many tokens one step computes": (
         "speculative-config/-sc spec-method spec-model spec-tokens speculative-model "
         "num-speculative-tokens speculative-draft-tensor-parallel-size ngram-prompt-lookup-max "
         "ngram-prompt-lookup-min"
     ),
-    "there is no expert parallelism; --tp divides the experts": (
-        "enable-expert-parallel/-ep! enable-ep-weight-filter! enable-eplb! eplb-config "
-        "all2all-backend expert-placement-strategy enable-elastic-ep! enable-dbo! ubatch-size=0,1 "
-        "dbo-decode-token-threshold dbo-prefill-token-threshold"
+    "the number of GPUs does not change while the server runs": "enable-elastic-ep!",
+    "a step is not divided into parts that overlap": (
+        "enable-dbo! ubatch-size=0,1 dbo-decode-token-threshold dbo-prefill-token-threshold"
     ),
     "there is no pipeline or context parallelism": (
         "pipeline-parallel-size/-pp=1 decode-context-parallel-size/-dcp=1 "
@@ -179,13 +183,8 @@ _MISSING: Final = {
     "the model decides about sliding windows": "disable-sliding-window!",
     "models run on this project's code, not on transformers'": "model-impl=auto,vllm",
     "weights are not quantised when they are loaded": "quantization-config",
-    "requests set these values; otherwise the model's own defaults apply": (
-        "generation-config=auto override-generation-config"
-    ),
     "logprobs are those before penalties and temperature": "logprobs-mode=raw_logprobs",
-    "set the folder with HF_HUB_CACHE, and the token with HF_TOKEN or 'hf auth login'": (
-        "download-dir hf-token"
-    ),
+    "set the token with HF_TOKEN or 'hf auth login'": "hf-token",
     "serve a folder that has the files you want": (
         "hf-config-path tokenizer-revision model-weights"
     ),

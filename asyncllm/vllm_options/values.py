@@ -40,6 +40,7 @@ _OTHER_REASONING: Final = (
 WORDS: Final[dict[str, dict[str, Any]]] = {
     "dtype": {"half": "float16", "float": "float32"},
     "max_model_len": {"auto": None, "-1": None},
+    "generation_config": {"vllm": "none"},
     "load_format": dict.fromkeys(
         ("safetensors", "pt", "hf", "npcache", "mistral", "runai_streamer", "fastsafetensors"),
         "auto",

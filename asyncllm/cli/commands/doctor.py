@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: The options of serving that change what fits or how fast it is.
 OPTIONS: Final = (
-    *("revision", "hf_overrides", "dtype", "max_model_len", "kv_cache_tokens"),
+    *("revision", "download_dir", "hf_overrides", "dtype", "max_model_len", "kv_cache_tokens"),
     *(
         "gpu_memory_utilization",
         "page_size",
@@ -200,7 +200,8 @@ def _model(config: EngineConfig) -> tuple[Path, ModelSpec]:
     from asyncllm.models.loading.hub import resolve_folder
     from asyncllm.models.spec import read_spec
 
-    folder = resolve_folder(config.model, config.revision, weights=False)
+    where = config.download_dir
+    folder = resolve_folder(config.model, config.revision, where, weights=False)
     return folder, read_spec(folder, config.hf_overrides)
 
 

@@ -154,7 +154,7 @@ def _settings_here(start: Start) -> TeamSettings:
     if start.version != __version__:
         raise ModelError(f"asyncllm is {__version__} here, and {start.version} with rank 0")
     config, there = start.settings.config, Path(start.settings.folder)
-    folder = resolve_folder(config.model, config.revision)
+    folder = resolve_folder(config.model, config.revision, config.download_dir)
     if folder.name != there.name:  # the commit, of a model of the hub
         raise ModelError(f"the model is {folder.name} here, and {there.name} with rank 0")
     return msgspec.structs.replace(start.settings, folder=str(folder))

@@ -52,13 +52,18 @@ def find_folder(name_or_path: str | None) -> Path | None:
 
 
 def resolve_folder(
-    name_or_path: str | None, revision: str | None = None, *, weights: bool = True
+    name_or_path: str | None,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    *,
+    weights: bool = True,
 ) -> Path:
     """The folder of that name, or of the model of that name, downloaded from the Hugging Face Hub.
 
     Args:
         name_or_path: the demo model by default.
         revision: branch, tag or commit on the hub; ignored for folders.
+        download_dir: where models of the hub are kept; the hub's own cache by default.
         weights: False downloads all files but the weights.
 
     Raises:
@@ -68,15 +73,18 @@ def resolve_folder(
     if found is not None:
         return found
     assert name_or_path is not None
+    source = name_or_path, revision, download_dir
     if not weights:
-        return _download(name_or_path, revision, _WANTED)
-    folder = _download(name_or_path, revision, (*_WANTED, _WEIGHTS))
+        return _download(*source, _WANTED)
+    folder = _download(*source, (*_WANTED, _WEIGHTS))
     if any(folder.glob(_WEIGHTS)):
         return folder
-    return _download(name_or_path, revision, (*_WANTED, _OLD_WEIGHTS))
+    return _download(*source, (*_WANTED, _OLD_WEIGHTS))
 
 
-def _download(name: str, revision: str | None, wanted: tuple[str, ...]) -> Path:
+def _download(
+    name: str, revision: str | None, download_dir: str | None, wanted: tuple[str, ...]
+) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
@@ -84,6 +92,7 @@ def _download(name: str, revision: str | None, wanted: tuple[str, ...]) -> Path:
             snapshot_download(
                 name,
                 revision=revision,
+                cache_dir=None if download_dir is None else Path(download_dir).expanduser(),
                 allow_patterns=list(wanted),
                 ignore_patterns=list(_UNWANTED),
             )

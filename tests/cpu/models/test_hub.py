@@ -81,7 +81,9 @@ def test_a_name_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert resolve_folder("org/model", "v2") == tmp_path
-    assert (asked["name"], asked["revision"]) == ("org/model", "v2")
+    assert (asked["name"], asked["revision"], asked["cache_dir"]) == ("org/model", "v2", None)
+    assert resolve_folder("org/model", None, "~/models") == tmp_path
+    assert asked["cache_dir"] == Path.home() / "models"
     assert {"*.safetensors", "*.json", "*.jinja"} <= set(asked["allow_patterns"])
     assert "consolidated*" in asked["ignore_patterns"]
 

@@ -179,6 +179,18 @@ LINES: Final[list[tuple[str, dict[str, Any]]]] = [
         "--no-trust-remote-code --no-async-scheduling --cudagraph-capture-sizes 1 2 4",
         {"model": "m", "steps_in_flight": 1},
     ),
+    (
+        "m -tp 2 --enable-expert-parallel --all2all-backend naive --download-dir /models "
+        "--generation-config vllm --override-generation-config.temperature 0.5 "
+        "--override-generation-config '{\"top_p\": 0.9}'",
+        {
+            "model": "m",
+            "tp": 2,
+            "download_dir": "/models",
+            "generation_config": "none",
+            "override_generation_config": {"temperature": 0.5, "top_p": 0.9},
+        },
+    ),
 ]
 
 
@@ -206,6 +218,19 @@ def test_what_is_not_needed_gets_a_line(serve: Any) -> None:
         ),
         ("serve m --no-enable-chunked-prefill", "prompts are always processed in chunks"),
         ("serve m --speculative-config.method mtp", "there is no speculative decoding"),
+        (
+            "serve m --override-generation-config.max_new_tokens 9",
+            "--override-generation-config has no 'max_new_tokens', only 'do_sample', 'temperature'",
+        ),
+        (
+            "serve m --override-generation-config '{\"top_p\": 2}'",
+            "--override-generation-config: 'top_p' must be greater than 0",
+        ),
+        (
+            "serve m --override-generation-config.top_k many",
+            "--override-generation-config: 'top_k': Expected `int | null`, got `str`",
+        ),
+        ("serve m --speculative-config.method ngram", "--max-decode-steps sets how many tokens"),
         ("serve m --max-logprobs 30", "a request may ask for 20 logprobs"),
         ("serve m -tp x", "--tensor-parallel-size: invalid int value: 'x'"),
         ("serve m -tp 0", "--tp must be at least 1"),

@@ -1,0 +1,65 @@
+"""Where sampling values come from that requests leave out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from asyncllm.errors import BadRequest
+from asyncllm.types.params import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_OVERRIDES: Final = "override_generation_config"
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """The sampling values of generation_config.json; None where it has none.
+
+    ``do_sample`` false means greedy, whatever the other values are.
+    """
+
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    def params(self, overrides: Mapping[str, Any]) -> SamplingParams:
+        """The defaults of requests; ``overrides`` have other values, or None for OpenAI's own.
+
+        Raises:
+            BadRequest: a value is out of range.
+        """
+        values = msgspec.structs.asdict(self) | dict(overrides)
+        if "temperature" in overrides:
+            values["do_sample"] = overrides.get("do_sample")
+        if values.pop("do_sample") is False:
+            values["temperature"] = 0.0
+        return SamplingParams(**{name: v for name, v in values.items() if v is not None})
+
+
+def check_overrides(given: Mapping[str, Any] | None) -> None:
+    """
+    Raises:
+        BadRequest: these are not values that ``SamplingDefaults`` may have.
+    """
+    given = given or {}
+    known = SamplingDefaults.__struct_fields__
+    for name in given.keys() - set(known):
+        names = ", ".join(map(repr, known))
+        raise BadRequest(f"{_OVERRIDES} has no {name!r}, only {names}", param=_OVERRIDES)
+    try:
+        msgspec.convert(given, SamplingDefaults)
+        SamplingDefaults().params(given)
+    except msgspec.ValidationError as error:
+        what, _, name = str(error).partition(" - at `$.")
+        problem = f"{name.rstrip('`')!r}: {what}"
+    except BadRequest as error:
+        problem = error.message.replace(str(error.param), repr(error.param), 1)
+    else:
+        return
+    raise BadRequest(f"{_OVERRIDES}: {problem}", param=_OVERRIDES)
