@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from asyncllm.text.parsing.calls.arguments import written_names
 from asyncllm.text.parsing.calls.reader import CallReader
 from asyncllm.text.parsing.formats import is_tag
-from asyncllm.text.parsing.source import NO_MARKERS, SPACE, markers_of
+from asyncllm.text.parsing.source import NO_MARKERS, SPACE, Markers, markers_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from asyncllm.text.parsing.formats import CallSyntax, ReasoningFormat, ToolFormat
     from asyncllm.text.parsing.outbox import Outbox
-    from asyncllm.text.parsing.source import Markers, Source, Steps
+    from asyncllm.text.parsing.source import Source, Steps
 
 _OPENING = "{["
 _CLOSING = "]}"
@@ -55,8 +55,9 @@ class TaggedReader:
         self._bare = self._calls_by_begin.pop("", None)
         outer = (*filter(is_tag, tools.outer_markers()), *tools.ignored) if tools else ()
         self._take_markup({*self._calls_by_begin, *outer})
-        named = self._bare is not None and not self._bare.may_be_list
-        self._names = written_names(schemas) if named else NO_MARKERS
+        self._names = NO_MARKERS  # with which a bare call begins, and what is before them
+        if (bare := self._bare) is not None and not bare.may_be_list and bare.named is not None:
+            self._names = Markers(bare.named.head + name for name in written_names(schemas).texts)
         self._margin = re.compile(rf"[ \t\r\n{re.escape(tools.separators if tools else '')}]+")
         self._inner: set[str] = set()  # markers that stand within calls only
         self._fresh = True  # neither content nor a call so far

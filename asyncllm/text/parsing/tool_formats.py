@@ -26,6 +26,7 @@ _TOOL_CALL = CallSyntax(
     named=replace(_QWEN_FUNCTION, end=("</function>",)),
     end=("</tool_call>",),
 )
+_GEMMA_CALL = NamedBody(head="call:", quote='<|"|>')
 _DEEPSEEK_SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _MISTRAL_CALLS = (
     CallSyntax("[TOOL_CALLS]", json=_JSON, named=NamedBody("[ARGS]", call_id="[CALL_ID]")),
@@ -283,11 +284,9 @@ TAGGED_FORMATS = (
     ToolFormat(
         "gemma4",
         calls=(
-            CallSyntax(
-                "<|tool_call>",
-                named=NamedBody(head="call:", quote='<|"|>'),
-                end=("<tool_call|>",),
-            ),
+            CallSyntax("<|tool_call>", named=_GEMMA_CALL, end=("<tool_call|>",)),
+            # After reasoning, models leave the tag out at times.
+            CallSyntax("", named=_GEMMA_CALL, end=("<tool_call|>",)),
         ),
         ignored=("<|tool_response>",),  # which ends an answer with calls
         template=CallTemplate("<|tool_call>call:", "", "<tool_call|>"),

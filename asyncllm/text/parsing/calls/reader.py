@@ -118,6 +118,9 @@ class CallReader:
             yield from source.skip_space()
         is_list = bool(call.may_be_list and (yield from source.take("[")))
         yield from source.skip_space()
+        if is_list and not call.is_loose and (yield from source.take("]")):
+            source.unmark()  # no calls at all
+            return True
         fits = yield from self._one(call)
         while fits and (yield from self._another(call, is_list=is_list)):
             try:

@@ -20,6 +20,17 @@ from tests.support.text.parsing_texts import (
 from tests.unit.text.parsing.test_cuts import assert_cuts_do_not_matter
 
 NOW = [("now", "{}")]
+#: Markers around lists of calls.
+LISTS = {
+    "hermes": ("<tool_call>", "</tool_call>"),
+    "mistral": ("[TOOL_CALLS]", ""),
+    "granite": ("<|tool_call|>", ""),
+    "phi4_mini": ("<|tool_call|>", "<|/tool_call|>"),
+    "nemotron": ("<TOOLCALL>", "</TOOLCALL>"),
+    "olmo3": ("<function_calls>", "</function_calls>"),
+    "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>"),
+    "command": ("<|START_ACTION|>", "<|END_ACTION|>"),
+}
 PYTHON = [("now", '{"a": true, "b": [null, 1]}')]
 
 # Within <tool_call> and </tool_call>.
@@ -152,6 +163,8 @@ def test_mistral(tools: str, text: str, calls: list[tuple[str, str]]) -> None:
         ("lfm2", "<|tool_call_start|>[now(), now()]<|tool_call_end|>", NOW * 2),
         ("lfm2", '<|tool_call_start|>[{"name": "now"}]<|tool_call_end|>', NOW),
         ("glm4", "now\n{}\nnow\n{}", NOW * 2),
+        ("gemma4", "call:now{}", NOW),  # without its tag
+        ("gemma4", "call:now{}<tool_call|>\ncall:now{}", NOW * 2),
         ("gemma4", "<|tool_call>call:now{}<tool_call|><|tool_call>call:now{}<tool_call|>", NOW * 2),
         (
             "gemma4",
@@ -266,6 +279,21 @@ def test_python(text: str, arguments: str | None) -> None:
     for between in ("\n", ", ", "\n\n  "):
         calls = f"<function_calls>\nnow( ){between}get_weather ({text})\n</function_calls>\n"
         assert calls_of(calls, "olmo3") == [*NOW, call]
+
+
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("space", ["", " ", "\n"])
+def test_an_empty_list_is_no_call_and_no_content(name: str, space: str) -> None:
+    begin, end = LISTS[name]
+    for text in (f"So.\n{begin}[{space}]{end}", f"So.\n{begin}[{space}]{end}\n"):
+        message = read(text, name)
+        assert (message.content, message.calls) == ("So.\n", [])
+        assert_cuts_do_not_matter(text, formats_of(name))
+
+
+@pytest.mark.parametrize("text", ["Say call:now{} or", "call:nope{}", "call:now is", "call:now"])
+def test_a_call_without_its_tag_begins_a_line_and_names_a_tool(text: str) -> None:
+    assert (read(text, "gemma4").content, read(text, "gemma4").calls) == (text, [])
 
 
 def test_calls_in_python_may_be_json() -> None:
