@@ -78,8 +78,9 @@ def chat_of(body: requests.CountTokensRequest, left_out: list[str]) -> ChatReque
             raise BadRequest("stop and stop_sequences exclude each other", param="stop")
         shared["stop"] = body.stop_sequences
     config = body.output_config
-    if config is not None and config.format is not None:
-        schema = NamedSchema(schema=config.format.schema)
+    form = body.output_format if config is None or config.format is None else config.format
+    if form is not None:
+        schema = NamedSchema(schema=form.schema)
         shared["response_format"] = ResponseFormat("json_schema", schema)
     one_call = isinstance(choice := body.tool_choice, dict) and choice.get(_ONE_CALL)
     return ChatRequest(

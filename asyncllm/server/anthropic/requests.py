@@ -165,7 +165,7 @@ class Thinking(msgspec.Struct):
 
 
 class OutputFormat(msgspec.Struct):
-    """The form of the text."""
+    """The form of the text; ``output_format`` is the older name of ``output_config.format``."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
@@ -187,6 +187,7 @@ class CountTokensRequest(GeneratingFields, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
     stop_sequences: StopStrings | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     cache_control: CacheControl | None = None

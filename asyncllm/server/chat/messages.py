@@ -168,14 +168,15 @@ async def encode_messages(
     body: TemplateFields,
     *,
     reservation: Reservation | None = None,
-    reasoning_effort: str | None = None,
+    reasoning_effort: str | dict[str, Any] | None = None,
     any_length: bool = False,
 ) -> list[int]:
     """Token ids of a conversation.
 
     Args:
         reservation, any_length: see ``AsyncLLM.encode_chat``.
-        reasoning_effort: one of ``EFFORTS``, for the template; None and "default" leave it out.
+        reasoning_effort: one of ``EFFORTS``, for the template, or an object that has it as
+            ``effort``; None and "default" leave it out.
 
     Raises:
         QueueFull: a prompt of this length cannot join the queue now.
@@ -194,6 +195,8 @@ async def encode_messages(
         )
     resume = bool(body.continue_final_message)
     generate = body.add_generation_prompt
+    if isinstance(reasoning_effort, dict):
+        reasoning_effort = reasoning_effort.get("effort")
     if reasoning_effort not in _OWN_EFFORT:
         if reasoning_effort not in EFFORTS:
             message = f"reasoning_effort must be one of {', '.join(EFFORTS)}"

@@ -103,10 +103,17 @@ class TagFormat(msgspec.Struct):
 
 
 class ResponseFormat(msgspec.Struct):
-    """The form of an answer; ``structures`` and ``triggers`` belong to structural tags."""
+    """The form of an answer; ``structures`` and ``triggers`` belong to structural tags.
+
+    A schema may also stand here, without ``json_schema`` around it.
+    """
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: NamedSchema | None = None
+    schema: Schema | None = None
+    name: Any = None
+    description: Any = None
+    strict: Any = None
     structures: list[TagFormat] | None = None
     triggers: list[str] | None = None
 
@@ -287,7 +294,7 @@ class ChatRequest(OpenAIFields, kw_only=True):
     echo: bool | None = None
     max_completion_tokens: Count | None = None
     tool_choice: ToolChoice | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: str | dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
     parallel_tool_calls: bool | None = None

@@ -88,15 +88,16 @@ def _structured_outputs(body: StructuredOutputs) -> Iterator[tuple[str, GrammarS
 
 
 def _response_format(form: ResponseFormat, name: str) -> GrammarSpec | None:
+    schema = form.schema if form.json_schema is None else form.json_schema.schema
     match form.type:
         case "text":
             return None
+        case "json_object" | "json_schema" if schema is not None:
+            return _schema(schema, name)
         case "json_object":
             return JsonObject()
         case "json_schema":
-            if form.json_schema is None or form.json_schema.schema is None:
-                raise BadRequest(f"{name}.json_schema.schema is required", param=name)
-            return _schema(form.json_schema.schema, name)
+            raise BadRequest(f"{name}.json_schema.schema is required", param=name)
         case "structural_tag":
             return _tags(form, name)
 

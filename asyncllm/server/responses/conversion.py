@@ -152,6 +152,7 @@ def response_of(
     replica: int | None = None,
 ) -> Response:
     """The response before it is generated; of one of several replicas, its id names it."""
+    effort = None if body.reasoning is None else body.reasoning.effort
     return Response(
         id=f"resp_{new_id(replica)}",
         created_at=int(time.time()),
@@ -169,7 +170,7 @@ def response_of(
         parallel_tool_calls=body.parallel_tool_calls is not False,
         previous_response_id=body.previous_response_id,
         prompt_cache_key=_text(body.prompt_cache_key),
-        reasoning=ReasoningEcho(effort=chat.reasoning_effort, summary=None),
+        reasoning=ReasoningEcho(effort=effort, summary=None),
         safety_identifier=_text(body.safety_identifier),
         service_tier="default",
         store=body.store is not False,

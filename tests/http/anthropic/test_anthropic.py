@@ -203,9 +203,11 @@ def test_thinking(
 
 def test_the_form_of_the_text(client: anthropic.Anthropic, server: Server) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    form: Any = {"format": {"type": "json_schema", "schema": schema}}
-    client.messages.create(model="fake", max_tokens=9, messages=HI, output_config=form)
-    assert "integer" in repr(server.llm.params[-1].grammar)
+    form: Any = {"type": "json_schema", "schema": schema}
+    for fields in ({"output_config": {"format": form}}, {"output_format": form}):
+        body = {"model": "fake", "max_tokens": 9, "messages": HI, **fields}
+        client.post("/v1/messages", body=body, cast_to=object)
+        assert "integer" in repr(server.llm.params.pop().grammar)
 
 
 def test_counting(client: anthropic.Anthropic, server: Server) -> None:

@@ -440,6 +440,6 @@ def test_reasoning_efforts(server: Server) -> None:
     assert "none, minimal, low, medium, high" in error["message"]
     response = {"input": "a", "reasoning": {"effort": "bogus"}}
     check(server.post("/v1/responses", response), 400, "reasoning.effort")
-    for effort in ("none", "minimal", "low", "medium", "high", "xhigh"):
+    for effort in ("none", "minimal", "low", "medium", "high", "xhigh", {"effort": "low"}):
         answer = server.post("/v1/chat/completions", chat | {"reasoning_effort": effort})
         assert answer.status == 200

@@ -51,9 +51,15 @@ def chat(client: openai.OpenAI, **options: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_json_schema_is_kept_to(client: openai.OpenAI, seed: int) -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": CITY, "strict": True}}
+@pytest.mark.parametrize(
+    ("seed", "form"),
+    [
+        (0, {"type": "json_schema", "json_schema": {"name": "x", "schema": CITY, "strict": True}}),
+        (1, {"type": "json_schema", "name": "x", "schema": CITY, "strict": True}),
+        (2, {"type": "json_object", "schema": CITY}),
+    ],
+)
+def test_a_json_schema_is_kept_to(client: openai.OpenAI, seed: int, form: Any) -> None:
     [choice] = chat(client, response_format=form, seed=seed, temperature=1.5).choices
     assert choice.finish_reason == "stop"
     jsonschema.validate(json.loads(choice.message.content), CITY)
