@@ -37,7 +37,7 @@ BEGUN: Final = b"b"
 #: The answer is written, and the connection is free for another request; the replica has left it.
 FREE: Final = b"f"
 #: The answer is written, but the replica keeps the connection, as it may have more of the client.
-#: Then where in the stream another answer would begin.
+#: Then where in the stream another answer would begin; or ``NOWHERE``, if the connection ends.
 KEPT: Final = b"k"
 #: The connection is closed.
 CLOSED: Final = b"c"
@@ -54,6 +54,7 @@ ASK: Final = b"q"
 #: Bytes of a connection's number, and of a place in its stream. Connections with number 0 are not
 #: reported of.
 NUMBER_BYTES: Final = 8
+NOWHERE: Final = b"\xff" * NUMBER_BYTES
 #: Then how many of the bytes are to be read first.
 FIRST_BYTES: Final = 4
 #: A request up to this size comes in the message that hands it over; a larger one in a file.

@@ -26,6 +26,7 @@ from asyncllm.supervise.front_channel import (
     FREE,
     KEPT,
     MOVED,
+    NOWHERE,
     NUMBER_BYTES,
     sent,
 )
@@ -117,8 +118,9 @@ class Routed:
         """An answer begins; nothing of it is written yet."""
         self._tell(BEGUN, _next(transport) + last_words)
 
-    def kept(self, transport: asyncio.WriteTransport) -> None:
-        self._tell(KEPT, _next(transport))
+    def kept(self, transport: asyncio.WriteTransport, *, is_last: bool) -> None:
+        """An answer is written; with ``is_last``, no other follows on the connection."""
+        self._tell(KEPT, NOWHERE if is_last else _next(transport))
 
     def over(self, kind: bytes) -> None:
         """The replica has nothing more to do with the connection; the first call counts."""
@@ -190,7 +192,8 @@ class RoutedConnection(Connection):
                 transport.abort()  # the front has an end, too: the connection stays open
                 routed.over(FREE)
             else:
-                routed.kept(transport)
+                ends = is_reset or not finished.keep_alive or self.half_closed is not None
+                routed.kept(transport, is_last=ends)
                 routed.answered()
         return finished, is_reset
 

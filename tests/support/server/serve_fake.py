@@ -92,8 +92,8 @@ def plant_death(name: str) -> None:
 
     method = getattr(Routed, name)
 
-    def last(self: Routed, *args: Any) -> None:
-        method(self, *args)
+    def last(self: Routed, *args: Any, **options: Any) -> None:
+        method(self, *args, **options)
         if not self.is_question:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -19,6 +19,7 @@ from asyncllm.supervise.front_channel import (
     BEGUN,
     INLINE_BYTES,
     KEPT,
+    NOWHERE,
     NUMBER_BYTES,
     FrontChannel,
     sent,
@@ -159,16 +160,17 @@ def test_nothing_is_answered_twice_when_the_replica_could_not_say_that_it_began(
         assert front.received(client) == HEAD
 
 
-@pytest.mark.parametrize("num_written", [0, 1])
-def test_a_connection_that_was_kept(num_written: int) -> None:
-    """It may have the next request in it; what was sent of the answer before decides."""
+@pytest.mark.parametrize("num_written", [0, 1, None])
+def test_a_connection_that_was_kept(num_written: int | None) -> None:
+    """It may have the next request in it, unless the answer was the last; if it is all written."""
     with served(1) as front:
         client = front.client(REQUEST * 2)
         number, connection, _ = front.taken(0)
         connection.sendall(HEAD)
         place = int.from_bytes(at(connection), "big") + 1  # one byte was not sent yet
-        front.channels[0].tell(KEPT, number, place.to_bytes(NUMBER_BYTES, "big"))
-        connection.sendall(b"x" * num_written)
+        at_next = NOWHERE if num_written is None else place.to_bytes(NUMBER_BYTES, "big")
+        front.channels[0].tell(KEPT, number, at_next)
+        connection.sendall(b"x" * (num_written or 0))
         connection.close()
         front.dies(0)
         answer = front.received(client)
