@@ -81,7 +81,7 @@ class ChatTemplate:
         self._write_calls: WriteCalls = calls_as_json
 
     def with_calls(self, write: WriteCalls) -> Self:
-        """The same templates; calls that they do not print are written as text like this."""
+        """The same templates; calls that they do not print are written like this."""
         made = copy(self)
         made._write_calls = write
         return made
@@ -154,7 +154,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        calls_as_text: bool = True,
+        as_text: bool = True,
         **variables: Any,
     ) -> str:
         """The prompt text for a conversation.
@@ -166,7 +166,7 @@ class ChatTemplate:
             add_generation_prompt: end with the header of the assistant's next message.
             continue_final_message: end within the final message, for the model to continue it;
                 excludes ``add_generation_prompt``.
-            calls_as_text: write the calls that the template does not print.
+            as_text: write the calls and tools that the template does not print.
             variables: further variables for the template, such as ``enable_thinking``.
 
         Raises:
@@ -184,7 +184,7 @@ class ChatTemplate:
             raise BadRequest("the final message has no text to continue", param="messages")
         options = {**variables, "add_generation_prompt": add_generation_prompt}
         with template.budget(work):
-            write = self._write_calls if calls_as_text else None
+            write = self._write_calls if as_text else None
             tries = template.tries(given, tools, options, write, continues=continue_final_message)
             return _best(islice(tries, most_forms), given, is_all=most_forms is None)
 
@@ -268,11 +268,12 @@ class _Template:
         """The text of checked messages in one form after the other, or why there is none.
 
         Args:
-            write: writes calls that the template does not print; None to leave these to it.
+            write: writes calls that the template does not print; None: it prints no others.
         """
         for form in self._forms:
-            if write is None and form.calls == "text":
-                form = replace(form, calls="parallel")
+            if write is None:
+                calls = "parallel" if form.calls == "text" else form.calls
+                form = replace(form, calls=calls, tools_as_text=False)
             try:
                 yield self._in_form(form, messages, tools, options, write, continues=continues)
             except TooMuchWork:

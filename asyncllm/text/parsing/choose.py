@@ -10,18 +10,23 @@ from msgspec.structs import replace
 
 from asyncllm.errors import BadRequest, ModelError
 from asyncllm.text.chat_template import ChatTemplate
-from asyncllm.text.parsing.derive import derive_format
-from asyncllm.text.parsing.derive_reasoning import derive_reasoning
+from asyncllm.text.parsing.derived.calls import derive_format
+from asyncllm.text.parsing.derived.probe import (
+    TOOLS,
+    render_calls,
+    render_reasoning,
+    same_arguments,
+)
+from asyncllm.text.parsing.derived.reasoning import derive_reasoning
 from asyncllm.text.parsing.events import message_of
 from asyncllm.text.parsing.formats import ChannelFormat, Formats, ReasoningFormat, ToolFormat
 from asyncllm.text.parsing.parser import Parser
-from asyncllm.text.parsing.probe import TOOLS, render_calls, render_reasoning, same_arguments
 from asyncllm.text.parsing.registry import HARMONY, REASONING_FORMATS, TOOL_FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from asyncllm.text.parsing.probe import RenderedCalls
+    from asyncllm.text.parsing.derived.probe import RenderedCalls
 
 log = logging.getLogger(__name__)
 

@@ -97,14 +97,15 @@ class Form(msgspec.Struct, frozen=True):
         """Checked messages, and tools, in this form; the given ones stay as they are.
 
         Args:
-            write: writes calls as text.
+            write: writes calls as text, also the example for tools as text.
         """
         made = list(messages)
         if not self.keep_developer:
             made = [_as_system(message) for message in made]
         offered = None if tools is None else [filled(tool, self.fill) for tool in tools]
         if offered is not None and self.tools_as_text:
-            made, offered = [{"role": "system", "content": tools_as_text(offered)}, *made], None
+            described = {"role": "system", "content": tools_as_text(offered, write)}
+            made, offered = [described, *made] if offered else made, None
         if offered is None and self.empty_tools:
             offered = []
         made = with_ids(made, self.ids)

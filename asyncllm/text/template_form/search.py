@@ -173,11 +173,11 @@ class _Search:
         return form
 
     def takes(self, form: Form, probe: Probe, tools: Sequence[Tool] | None = None) -> bool:
-        """Whether the template renders a conversation with all of its words."""
+        """Whether the template renders a conversation with all of its words, and the tools."""
         text = self._text(form, probe.messages, probe.tools or tools or self._tools)
-        return text is not None and all(
-            has(probe.messages, text) for has in (_has_calls, _has_texts)
-        )
+        if text is None or not _has_tools(probe.tools or (), text):
+            return False
+        return _has_calls(probe.messages, text) and _has_texts(probe.messages, text)
 
     def _text(
         self, form: Form, messages: Sequence[Message], tools: Sequence[Tool] | None = None
@@ -185,10 +185,15 @@ class _Search:
         return self._render(*form.apply(checked(messages), tools))
 
 
+def _has_tools(tools: Sequence[Tool], text: str) -> bool:
+    return all(tool["function"]["name"] in text for tool in tools)
+
+
 def _has_calls(messages: Sequence[Message], text: str) -> bool:
     functions = [call["function"] for message in messages for call in calls_of(message)]
     words = [word for f in functions for word in (f["name"], *_WORD.findall(f["arguments"]))]
-    return all(word in text for word in words) and "{'key'" not in text  # not as Python prints it
+    calls = text[text.find(words[0]) :] if words else ""
+    return all(word in text for word in words) and "{'key'" not in calls  # not as Python prints it
 
 
 def _has_texts(messages: Sequence[Message], text: str) -> bool:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from asyncllm.text.template_form.calls import WriteCalls
 
 #: A tool as OpenAI's chat completions define it.
 Tool: TypeAlias = Mapping[str, Any]
@@ -81,7 +84,10 @@ def _one_type(schema: Mapping[str, Any]) -> str:
     return "object" if "properties" in schema else "string"
 
 
-def tools_as_text(tools: Sequence[Tool]) -> str:
-    """The tools for a template that fails on them."""
+def tools_as_text(tools: Sequence[Tool], write: WriteCalls) -> str:
+    """The tools, and how a call is written, for a template that does not print them."""
     lines = (json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
-    return "\n".join(("Functions that may be called:", *lines))
+    call = {"function": {"name": "NAME", "arguments": {"KEY": "VALUE"}}}
+    return "\n".join(
+        ("Functions that may be called:", *lines, "", "How a call is written:", write([call]))
+    )

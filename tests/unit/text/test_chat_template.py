@@ -188,7 +188,7 @@ class TestEqualsTransformers:
     ) -> None:
         before = copy.deepcopy(messages)
         # Three of these print no calls; then ours writes them (test_form.py).
-        ours = template_in(tmp_path, source).render(messages, calls_as_text=False, **options)
+        ours = template_in(tmp_path, source).render(messages, as_text=False, **options)
         theirs = auto_tokenizer.from_pretrained(tmp_path).apply_chat_template(
             with_parsed_arguments(messages),
             tokenize=False,

@@ -292,9 +292,7 @@ def test_optional_fields_of_a_tool(name: str, left_out: Any, null: bool) -> None
 )
 def test_any_schema_of_a_tool(name: str, schema: Any) -> None:
     function = {"name": "find", "parameters": schema}
-    made = prompt(name, QUESTION, tools=[{"type": "function", "function": function}])
-    if name not in ("chatml", "deepseek", "phi3", "llama2", "gemma2", "gemma3"):  # without tools
-        assert "find" in made
+    assert "find" in prompt(name, QUESTION, tools=[{"type": "function", "function": function}])
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "llama3", "granite", "glm", "kimi", "mistral"])
@@ -302,6 +300,28 @@ def test_a_whole_tool_is_printed_as_it_is(name: str) -> None:
     indent = 4 if name in ("llama3", "granite") else None
     text = json.dumps(TOOL, ensure_ascii=False, indent=indent)
     assert text in prompt(name, QUESTION, tools=[TOOL])
+
+
+@pytest.mark.parametrize("name", ["chatml", "deepseek", "phi3", "llama2", "gemma2", "gemma3"])
+@pytest.mark.parametrize("before", [[], [SYSTEM]])
+def test_a_template_without_tools_gets_them_as_text(name: str, before: Any) -> None:
+    other = {"type": "function", "function": {"name": "list", "parameters": {}}}
+    made = prompt(name, *before, QUESTION, tools=[TOOL, other])
+    places = [
+        made.index(text)
+        for text in (
+            json.dumps(TOOL["function"]),
+            '{"name": "list", "parameters": {}}',
+            '<tool_call>\n{"name": "NAME", "arguments": {"KEY": "VALUE"}}\n</tool_call>',
+            *(["Be brief."] if before else []),
+            "Why?",
+        )
+    ]
+    assert places == sorted(places)
+    assert "tools (they are described" in TEMPLATES[name].cannot
+    nothing: list[Any] = [None, []]
+    for tools in nothing:
+        assert prompt(name, *before, QUESTION, tools=tools) == prompt(name, *before, QUESTION)
 
 
 def test_a_malformed_conversation_that_a_template_refuses_in_every_form() -> None:
@@ -321,7 +341,7 @@ def test_a_template_that_changes_texts_is_taken_as_it_is() -> None:
 
 def test_what_a_template_cannot_do_is_said() -> None:
     assert TEMPLATES["qwen2"].cannot == ""
-    assert TEMPLATES["chatml"].cannot.startswith("calls (they are written as text)")
+    assert "calls (they are written as text)" in TEMPLATES["chatml"].cannot
     assert "system messages after the first" in TEMPLATES["qwen35"].cannot
     for clause in ("any id of a call", "two user turns in a row", "text beside calls"):
         assert clause in TEMPLATES["mistral"].cannot

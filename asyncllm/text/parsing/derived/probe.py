@@ -154,7 +154,7 @@ def _rendered(
     variables["add_generation_prompt"] = answer is None
     for tools in (TOOLS, None):
         try:
-            text = template.render(messages, tools=tools, calls_as_text=False, **variables)
+            text = template.render(messages, tools=tools, as_text=False, **variables)
         except BadRequest:
             continue
         return text[text.rfind(_ASKED) + len(_ASKED) :]

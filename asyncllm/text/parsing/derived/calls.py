@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec.structs import replace
 
 from asyncllm.text.parsing.calls.typed import literal_of
+from asyncllm.text.parsing.derived.probe import common, same_arguments
 from asyncllm.text.parsing.formats import (
     CallSyntax,
     CallTemplate,
@@ -18,12 +19,11 @@ from asyncllm.text.parsing.formats import (
     ToolFormat,
     is_tag,
 )
-from asyncllm.text.parsing.probe import common, same_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from asyncllm.text.parsing.probe import ProbeCall, RenderedCalls
+    from asyncllm.text.parsing.derived.probe import ProbeCall, RenderedCalls
 
 #: The name of every derived format.
 DERIVED = "template"

@@ -1,0 +1,1 @@
+"""Formats made of what a chat template writes for calls and reasoning."""
