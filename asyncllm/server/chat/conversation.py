@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -9,7 +10,7 @@ import msgspec
 from asyncllm.server.chat.large import read_large
 from asyncllm.server.chat.message_reader import MessageReader
 from asyncllm.server.chat.messages import encode_messages
-from asyncllm.server.chat.structured import calls_grammar
+from asyncllm.server.chat.structured import calls_grammar, enforceable_tools
 from asyncllm.text.parsing import call_structure
 
 if TYPE_CHECKING:
@@ -80,9 +81,12 @@ async def open_conversation(
     changes: dict[str, Any] = {}
     if reader.shown and (tools or reader.formats.reasoning is not None):
         changes["shown_special_tokens"] = reader.shown
-    structure = await read_large(_structure, reader.formats, tools, body)
+    ineffective: list[str] = []
+    for_grammar: Sequence[dict[str, Any]] = tools
+    if tools and body.tool_choice not in (None, "auto") and reader.formats.tools is not None:
+        for_grammar = await asyncio.to_thread(enforceable_tools, tools, ineffective)
+    structure = await read_large(_structure, reader.formats, for_grammar, body)
     forced = structure is not None and not structure.free_text
-    ineffective: Sequence[str] = ()
     if structure is not None and (forced or params.grammar is None):
         changes["grammar"] = calls_grammar(structure)
     elif tools:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -20,10 +20,14 @@ from asyncllm.text.grammar import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from asyncllm.server.chat.requests import Schema, StructureFields
     from asyncllm.text.parsing import CallStructure
+
+
+#: How long the schemas of one request may take to be looked at; those of 24 tools take 10 ms.
+_LOOK_SECONDS: Final = 1.0
 
 
 def grammar_of(body: StructureFields) -> GrammarSpec | None:
@@ -125,6 +129,31 @@ def _choice(choices: list[str], name: str) -> GrammarSpec:
     if not choices:
         raise BadRequest(f"{name} is empty", param=name)
     return Choice(tuple(choices))
+
+
+def enforceable_tools(tools: Sequence[dict[str, Any]], left_out: list[str]) -> list[dict[str, Any]]:
+    """The tools for a grammar that forces calls.
+
+    Where no grammar can hold a model to a tool's schema, its arguments may be any object, unless
+    the tool is ``strict``: then the request will be refused.
+
+    Args:
+        left_out: gets names for the schemas that are not enforced.
+    """
+    from asyncllm.text.grammar.limits import Budget
+    from asyncllm.text.grammar.schema.writer import schema_rules
+
+    budget, kept = Budget(_LOOK_SECONDS), []
+    for tool in tools:
+        function = tool["function"]
+        if function.get("parameters") and not function.get("strict"):
+            try:
+                schema_rules(function["parameters"], budget=budget)
+            except BadRequest:
+                left_out.append(f"tools.{function['name']}.parameters")
+                tool = {**tool, "function": {**function, "parameters": {"type": "object"}}}
+        kept.append(tool)
+    return kept
 
 
 def calls_grammar(structure: CallStructure) -> GrammarSpec | None:

@@ -118,6 +118,27 @@ def test_what_cannot_be_is_refused_by_its_name(client: openai.OpenAI) -> None:
         assert (caught.value.param or "").startswith(param), asked
 
 
+def test_schemas_that_no_grammar_can_enforce_are_named(client: openai.OpenAI) -> None:
+    """Of tools that are not strict: a call must be made, and its arguments are some object."""
+    odd = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?<=a)b"}}}
+    tools: Any = [TOOLS[0], {"type": "function", "function": {"name": "odd", "parameters": odd}}]
+    named = {"type": "function", "function": {"name": "odd"}}
+    for choice in ("required", named):
+        answer = client.chat.completions.with_raw_response.create(
+            model=MODEL, messages=HELLO, tools=tools, tool_choice=choice, max_tokens=200, seed=1
+        )
+        assert answer.headers["X-Ignored-Parameters"] == "tools.odd.parameters"
+        for call in answer.parse().choices[0].message.tool_calls or ():
+            assert isinstance(json.loads(call.function.arguments), dict)
+    tools[1]["function"]["strict"] = True
+    with pytest.raises(openai.BadRequestError, match="look-behind"):
+        chat(client, tools=tools, tool_choice="required")
+    plain = client.chat.completions.with_raw_response.create(
+        model=MODEL, messages=HELLO, tools=TOOLS, tool_choice="required", max_tokens=200
+    )
+    assert "X-Ignored-Parameters" not in plain.headers
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_required_call_is_made(client: openai.OpenAI, seed: int) -> None:
     options: Any = {"tools": TOOLS, "tool_choice": "required", "temperature": 1.5, "seed": seed}
