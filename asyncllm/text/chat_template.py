@@ -268,7 +268,7 @@ class _Template:
         """The text of checked messages in one form after the other, or why there is none.
 
         Args:
-            write: writes calls that the template does not print; None: it prints no others.
+            write: writes calls that the template does not print; without it they are left out.
         """
         for form in self._forms:
             if write is None:

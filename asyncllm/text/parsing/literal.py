@@ -7,12 +7,12 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from asyncllm.text.parsing.literal_atoms import QUOTES, LiteralString, constant_of
-from asyncllm.text.parsing.source import NO_MARKERS, SPACE, Markers, markers_of
+from asyncllm.text.parsing.source import NO_MARKERS, SPACE, markers_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncllm.text.parsing.source import Emit, Source, Steps
+    from asyncllm.text.parsing.source import Emit, Markers, Source, Steps
 
 _CLOSERS: Final = {"{": "}", "[": "]", "(": ")"}
 _CLOSING: Final = ")]}"
@@ -83,10 +83,8 @@ class Literal:
         self._source = source
         self._emit = emit
         self._calls = calls
-        if calls.texts:
-            stops = Markers((*stops.texts, *("\n" + call for call in calls.texts)))
         self._stops = stops
-        self._strings = LiteralString(source, stops, markers_of(quote))
+        self._strings = LiteralString(source, stops, markers_of(quote), calls)
         self._names = names
         self._of_call = of_call
         self._in_python = False  # the arguments of a call: spaces are written anew
@@ -302,18 +300,22 @@ class Literal:
     def _space(self) -> Steps[str]:
         """Consume whitespace, up to a call that begins a line."""
         source = self._source
-        if "\n" not in self._stops.first_chars:
+        if not self._calls.texts:
             return (yield from source.run(SPACE))
         pieces: list[str] = []
         while True:
             pieces.append((yield from source.run(_IN_LINE)))
-            if (yield from source.peek()) != "\n" or (yield from source.sees(self._stops)):
+            char = yield from source.peek()
+            if char != "\n" or (yield from self._stopped(char)):
                 return "".join(pieces)
             pieces.append((yield from source.take("\n")))
 
     def _stopped(self, char: str) -> Steps[bool]:
-        """Whether a marker comes next that ends the value; ``char`` comes next."""
-        return char in self._stops.first_chars and (yield from self._source.sees(self._stops))
+        """Whether a marker, or a call, comes next that ends the value; ``char`` comes next."""
+        if char in self._stops.first_chars and (yield from self._source.sees(self._stops)):
+            return True
+        calls = self._calls
+        return bool(char == "\n" and calls.texts and (yield from self._source.sees(calls, 1)))
 
     def _begin(self) -> None:
         """A value begins: write what belongs before it."""

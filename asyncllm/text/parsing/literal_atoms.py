@@ -8,7 +8,7 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
-from asyncllm.text.parsing.source import markers_of
+from asyncllm.text.parsing.source import NO_MARKERS, markers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,11 +47,13 @@ class LiteralString:
     Args:
         stops: markers that end the value, unless they are within a string.
         mark: another mark around strings, which know no escapes then.
+        calls: how calls begin that end the value at the beginning of a line.
     """
 
-    def __init__(self, source: Source, stops: Markers, mark: Markers):
+    def __init__(self, source: Source, stops: Markers, mark: Markers, calls: Markers = NO_MARKERS):
         self._source = source
         self._stops = stops
+        self._calls = calls
         self._mark = mark
 
     def opens(self, char: str) -> Steps[bool]:
@@ -98,13 +100,18 @@ class LiteralString:
         quote = triple or (yield from source.take(QUOTES))
         in_json = quote == '"' and not in_python
         escape = self._in_json if in_json else self._in_python
-        parts = markers_of(quote, "\\", *self._stops.texts)
+        line = "\n" if self._calls.texts else ""  # behind which a call may begin
+        parts = markers_of(quote, "\\", line, *self._stops.texts)
         plain = _plain_json(self._stops.first_chars)
         while (not in_json or (yield from source.stream(plain, write))) and (
             yield from source.until(parts, lambda text: write(escaped(text)))
         ):
             if (yield from source.at(_BACKSLASH)):
                 write((yield from escape()))
+            elif (
+                line and (yield from source.peek()) == line and not (yield from self._calls_next())
+            ):
+                write(escaped((yield from source.take(line))))
             elif not (yield from source.at(markers_of(quote))):
                 return (yield from self._holds_stop(write, quote, escape, followed_by))
             elif triple or not followed_by:
@@ -115,6 +122,10 @@ class LiteralString:
                     return True
                 write(escaped(quote))
         return False
+
+    def _calls_next(self) -> Steps[bool]:
+        """Whether a call begins behind the next character."""
+        return (yield from self._source.sees(self._calls, 1))
 
     def _holds_stop(
         self, write: Emit, quote: str, escape: Callable[[], Steps[str]], followed_by: str

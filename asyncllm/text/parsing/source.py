@@ -7,6 +7,7 @@ consumes text only when no further text could change its decision, so cuts make 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable
 from functools import cache
 from typing import TypeAlias, TypeVar
@@ -26,22 +27,22 @@ _SOME_SPACE = re.compile(rf"[ \t\r\n]{{0,{_GLANCE}}}")
 class Markers:
     """A set of strings to look for; of several at one place, the longest is meant.
 
+    There may be thousands: what takes long to prepare is made when ``find`` needs it.
+
     Attributes:
-        texts: the strings.
+        texts: the strings, the longest first.
         first_chars: of each the first character.
     """
 
-    __slots__ = ("_longest", "_partial", "_whole", "first_chars", "texts")
+    __slots__ = ("_lengths", "_ordered", "_patterns", "_set", "first_chars", "texts")
 
     def __init__(self, markers: Iterable[str]):
-        ordered = sorted({marker for marker in markers if marker}, key=len, reverse=True)
-        self.texts = tuple(ordered)
-        self.first_chars = frozenset(marker[0] for marker in ordered)
-        self._longest = max(map(len, ordered), default=0)
-        nothing = "(?!)"
-        self._whole = re.compile("|".join(map(re.escape, ordered)) or nothing)
-        beginnings = "|".join(_beginnings(marker) for marker in ordered if len(marker) > 1)
-        self._partial = re.compile(rf"(?:{beginnings or nothing})\Z")
+        self._set = frozenset(marker for marker in markers if marker)
+        self._ordered = sorted(self._set)
+        self._lengths = sorted({len(marker) for marker in self._set}, reverse=True)
+        self._patterns: tuple[re.Pattern[str], re.Pattern[str]] | None = None
+        self.texts = tuple(sorted(self._ordered, key=len, reverse=True))
+        self.first_chars = frozenset(marker[0] for marker in self._set)
 
     def find(self, text: str, pos: int, *, ended: bool) -> tuple[int, bool]:
         """The start of the first marker, and whether it is whole.
@@ -49,24 +50,43 @@ class Markers:
         Unless the text has ``ended``, the beginning of a marker at its end is found, too.
         (length, False) if there is neither.
         """
-        whole = self._whole.search(text, pos)
-        partial = None
+        if self._patterns is None:
+            self._patterns = _patterns_of(self.texts)
+        whole_pattern, beginning = self._patterns
+        whole, partial = whole_pattern.search(text, pos), None
         if not ended:
-            partial = self._partial.search(text, max(pos, len(text) - self._longest + 1))
+            longest = self._lengths[0] if self._lengths else 0
+            partial = beginning.search(text, max(pos, len(text) - longest + 1))
         if whole is not None and (partial is None or whole.start() < partial.start()):
             return whole.start(), True
         return (len(text) if partial is None else partial.start()), False
 
     def at(self, text: str, pos: int, *, ended: bool) -> str | None:
         """The marker at ``pos``; "" if there is none; None if more text is needed to tell."""
-        if not ended and self.texts and self.begins(text, pos):
+        if not ended and self._lengths and self.begins(text, pos):
             return None
-        whole = self._whole.match(text, pos)
-        return whole[0] if whole else ""
+        pieces = (text[pos : pos + length] for length in self._lengths)
+        return next((piece for piece in pieces if piece in self._set), "")
 
     def begins(self, text: str, pos: int) -> bool:
         """Whether the rest of the text is the beginning of a marker, or empty."""
-        return pos == len(text) or self._partial.match(text, pos) is not None
+        if pos == len(text):
+            return True
+        if not self._lengths or len(text) - pos >= self._lengths[0]:
+            return False
+        rest = text[pos:]
+        after = bisect_right(self._ordered, rest)
+        return after < len(self._ordered) and self._ordered[after].startswith(rest)
+
+
+def _patterns_of(texts: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Patterns of the markers, and of their beginnings at the end of a text."""
+    nothing = "(?!)"
+    beginnings = "|".join(_beginnings(text) for text in texts if len(text) > 1)
+    return (
+        re.compile("|".join(map(re.escape, texts)) or nothing),
+        re.compile(rf"(?:{beginnings or nothing})\Z"),
+    )
 
 
 def _beginnings(marker: str) -> str:
@@ -224,9 +244,12 @@ class Source:
             self._consume(self._pos + len(marker))
         return marker
 
-    def sees(self, markers: Markers) -> Steps[bool]:
-        """Whether one of the markers comes next; it is not consumed."""
-        while (marker := markers.at(self._text, self._pos, ended=self._ended)) is None:
+    def sees(self, markers: Markers, behind: int = 0) -> Steps[bool]:
+        """Whether one of the markers comes next, or ``behind`` so many characters that are there.
+
+        Nothing is consumed.
+        """
+        while (marker := markers.at(self._text, self._pos + behind, ended=self._ended)) is None:
             yield from self._more()
         return bool(marker)
 

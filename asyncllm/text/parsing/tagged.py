@@ -70,7 +70,9 @@ class TaggedReader:
     def _take_markup(self, markers: set[str]) -> None:
         """From now on these are markers, also within content."""
         self._markup = tuple(sorted(markers))
-        signs = ("\n", *_OPENING, *_CLOSING) if self._bare else ()
+        signs = ("\n",) if self._bare else ()
+        if self._bare is not None and self._bare.may_be_list:
+            signs = ("\n", *_OPENING, *_CLOSING)
         self._in_text = markers_of(*sorted({*markers, *signs}))
 
     def read(self, prompt: str, continued: str) -> Steps[None]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from asyncllm.text.parsing import End, choose_formats, message_of
 from asyncllm.text.parsing.formats import ToolFormat
 from tests.support.text.parsing_texts import (
     TEXT_NAMES,
+    TOOL_NAMES,
     WRITERS,
     Call,
     formats_of,
@@ -131,13 +134,25 @@ def test_a_value_with_markers_that_is_cut_off_is_the_beginning_of_the_value(name
 def test_a_value_full_of_markers_is_read_in_linear_time() -> None:
     markers = _markers("qwen3_coder")
     piece = "<parameter=a>\n{open}x>{close} y\n".format(**markers)
-    steps = [_steps(piece * number) for number in (200, 400)]
-    assert steps[1] < 2.5 * steps[0]
+
+    def read_many(number: int) -> None:
+        parser = new_parser(formats_of("qwen3_coder"))
+        parser.feed("<tool_call><function=now>" + piece * number)
+        parser.finish()
+
+    lines = [_num_lines(partial(read_many, number)) for number in (200, 400)]
+    assert lines[1] < 2.5 * lines[0]
 
 
-def _steps(parameters: str) -> int:
-    """How many lines of Python reading a call with these parameters takes."""
-    parser = new_parser(formats_of("qwen3_coder"))
+@pytest.mark.parametrize("name", TOOL_NAMES)
+def test_many_tools_are_prepared_at_once(name: str) -> None:
+    """A parser is made on the event loop."""
+    tools = [tool(f"tool_number_{number}_of_many", a={}) for number in range(400)]
+    assert _num_lines(lambda: new_parser(formats_of(name), tools=tools)) < 60_000
+
+
+def _num_lines(run: Callable[[], object]) -> int:
+    """How many lines of Python are run."""
     number = 0
 
     def count(*_: Any) -> Any:
@@ -148,8 +163,7 @@ def _steps(parameters: str) -> int:
     before = sys.gettrace()
     sys.settrace(count)
     try:
-        parser.feed("<tool_call><function=now>" + parameters)
-        parser.finish()
+        run()
     finally:
         sys.settrace(before)
     return number
