@@ -31,10 +31,11 @@ class _Frame:
 
     Attributes:
         kind: "object"; "list"; "call", the arguments of a call in Python; "rest", an object behind
-            two stars, whose members are the call's; "tuple"; or "round", a parenthesis that may
-            hold one value or be a tuple, which its first comma shows.
+            two stars, whose members are the call's; "tuple"; "round", a parenthesis that may
+            hold one value or be a tuple, which its first comma shows; or "curly", in Python an
+            object or a set, which becomes a list: what follows the first item shows it.
         count: how many items have been written.
-        at: the place of a "round" among the pieces held back.
+        at: the place of a "round" or "curly" among the pieces held back.
         named: an argument with its name has come, so each of those behind it has a name, too.
         empty: a comma came before any item.
     """
@@ -128,7 +129,7 @@ class Literal:
             self._comma(frame)
         elif frame.kind == "call":
             yield from self._argument(frame, char)
-        elif frame.kind in ("object", "rest"):
+        elif frame.kind in ("object", "rest", "curly"):
             yield from self._member(frame, char)
         else:
             self._separate(frame)
@@ -150,6 +151,8 @@ class Literal:
 
     def _close(self) -> None:
         frame = self._open.pop()
+        if frame.kind == "curly":
+            self._becomes(frame, "object")
         if frame.kind == "rest":
             self._open[-1].count = frame.count
         elif frame.kind != "round":
@@ -170,8 +173,14 @@ class Literal:
             self._separated = True
             self._before += ","
 
+    def _becomes(self, frame: _Frame, kind: str) -> None:
+        """It is clear what a "curly" frame is."""
+        frame.kind = kind
+        self._pieces[frame.at] = "{" if kind == "object" else "["
+        self._decide()
+
     def _decide(self) -> None:
-        """It is clear what one more parenthesis was."""
+        """It is clear what one more bracket was."""
         self._undecided -= 1
         if not self._undecided:
             self._emit("".join(self._pieces))
@@ -217,7 +226,7 @@ class Literal:
     def _member(self, frame: _Frame, char: str) -> Steps[None]:
         """Read a name, a colon and a value of an object."""
         source = self._source
-        pieces: list[str] = []
+        pieces, word = list[str](), ""
         if (yield from self._strings.opens(char)):
             self._whole = yield from self._strings.read(
                 pieces.append, in_python=self._in_python, followed_by=""
@@ -230,6 +239,13 @@ class Literal:
             yield from source.take(char)  # no name begins with it
             return
         before = yield from source.run(SPACE)
+        if frame.kind == "curly":
+            char = yield from source.peek()
+            self._becomes(frame, "list" if char and char in _ENDS else "object")
+            if frame.kind == "list":
+                self._begin()
+                self._write(constant_of(word, breaks_off=False) or "".join(pieces))
+                return
         if (yield from source.take(":=")) == "=":
             yield from source.take(">")
         after = yield from source.run(SPACE)
@@ -260,8 +276,9 @@ class Literal:
         elif closer := _CLOSERS.get(char):
             yield from source.take(char)
             self._begin()
-            if char == "(":
-                self._open.append(_Frame("round", closer, at=len(self._pieces)))
+            if char == "(" or (char == "{" and self._in_python):
+                kind = "round" if char == "(" else "curly"
+                self._open.append(_Frame(kind, closer, at=len(self._pieces)))
                 self._undecided += 1
                 self._pieces.append("")
             else:

@@ -262,6 +262,11 @@ def test_parameters_as_text(tools: str, text: str, calls: list[tuple[str, str]])
         ("city='''a 'b'\n''', days=1", '{"city": "a \'b\'\\n", "days": 1}'),
         ("city=('Par'\n 'is'), days=(3)", '{"city": "Paris", "days": 3}'),
         ("area=(1,), days=((2))", '{"area": [1], "days": 2}'),
+        ("area={'a', \"b\", 3, None}, days=1", '{"area": ["a", "b", 3, null], "days": 1}'),
+        (
+            "area=[{}, {1}, {'a': {'b'}}, {\n 2 ,\n 3,}]",
+            '{"area": [{}, [1], {"a": ["b"]}, [2, 3]]}',
+        ),
         ("area=(), city='a' \"b\" '''c'''", '{"area": [], "city": "abc"}'),
         (r"city='\x41\0\101\18\a'", r'{"city": "A\u0000A\u00018\u0007"}'),
         ("city='', days=1", '{"city": "", "days": 1}'),
