@@ -27,7 +27,7 @@ T = TypeVar("T")
 MOST_CLIENTS: Final = 256
 #: Limit for the whole exchange with one client; and while others wait.
 CLIENT_SECONDS: Final = 5.0
-CROWDED_SECONDS: Final = 0.2
+CROWDED_SECONDS: Final = 0.05
 #: Without file descriptors, before accepting again.
 RETRY_SECONDS: Final = 0.1
 #: The rest of a request is not waited for.
