@@ -29,6 +29,8 @@ _ONGOING: Final = 2**16
 QUIET: Final = {"log_level": "WARNING", "enable_access_log": False}
 #: How often a replica is asked whether its engine lives.
 _CHECK_SECONDS: Final = 5.0
+#: A replica that answers no check for so long, three times in a row, is replaced.
+_HANG_SECONDS: Final = 5.0
 #: How often a replica that is to end is asked whether its requests have ended.
 _DRAIN_CHECK_SECONDS: Final = 0.5
 #: Load is averaged over so long; how long it must be too high, or too low, before replicas are
@@ -94,6 +96,7 @@ def build(engine: EngineConfig, server: ServerConfig, config: RayConfig) -> Appl
         graceful_shutdown_timeout_s=server.drain_seconds,
         graceful_shutdown_wait_loop_s=_DRAIN_CHECK_SECONDS,
         health_check_period_s=_CHECK_SECONDS,
+        health_check_timeout_s=_HANG_SECONDS,
         logging_config=QUIET,
         request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
         **_resources(engine, config.machines),

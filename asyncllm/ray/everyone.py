@@ -10,6 +10,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from asyncllm.errors import NotReady
 from asyncllm.front.answers import MERGES, Answer, first
 from asyncllm.front.metrics import labelled
+from asyncllm.front.request import PROBES
 from asyncllm.server.app import ROUTES
 from asyncllm.server.reload import ROUTE as RELOAD
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 _ASKS: Final = {(one.method, one.path): one.asks for one in (*ROUTES, RELOAD) if one.asks}
 _NAMED: Final = re.compile(r"/v1/requests/(.+)/(?:trace|abort)")
-#: How long all of them may take; after that, one is asked.
+#: How long all of them may take, asked how they are, or anything else; after that, one is asked.
+PROBE_SECONDS: Final = 1.0
 ASK_SECONDS: Final = 5.0
 
 #: Each replica's name, and what it says; None if it says nothing.
@@ -53,10 +55,11 @@ async def ask_all(replicas: DeploymentHandle[Replica], request: Request) -> Answ
     Raises:
         NotReady: there is none, or those that there are take too long.
     """
+    seconds = PROBE_SECONDS if request.path in PROBES else ASK_SECONDS
     try:
         asked = replicas.broadcast("whole_answer", request)
         found: Sequence[tuple[str, Answer] | Exception]
-        found = await asked.results_async(timeout_s=ASK_SECONDS, return_exceptions=True)
+        found = await asked.results_async(timeout_s=seconds, return_exceptions=True)
     except DeploymentUnavailableError:
         raise NotReady("no replica is ready") from None
     except TimeoutError:

@@ -11,8 +11,8 @@ from urllib.parse import quote
 import msgspec
 from ray.exceptions import RayActorError
 
-from asyncllm.errors import AsyncLLMError, EngineDead
-from asyncllm.ray.everyone import ask_all, joined, name_in
+from asyncllm.errors import AsyncLLMError, EngineDead, NotReady
+from asyncllm.ray.everyone import ASK_SECONDS, ask_all, joined, name_in
 from asyncllm.ray.request import Request
 from asyncllm.server.app import ROOTS
 from asyncllm.server.arrivals.others import SEEK
@@ -82,7 +82,9 @@ class Relay:
                 home = answer.json()["replica"]
                 request, answer = msgspec.structs.replace(request, home=home), None
             if answer is None:
-                await self._relay(request, send)
+                # One replica answers what all of them would, if that takes too long.
+                seconds = ASK_SECONDS if joined(scope["method"], path) else None
+                await self._relay(request, send, seconds)
             else:
                 await _respond(send, answer.status, answer.headers, answer.body)
         except AsyncLLMError as error:
@@ -124,20 +126,28 @@ class Relay:
         answers = await ask_all(self._replicas, request)
         return None if answers is None else join(answers)
 
-    async def _relay(self, request: Request, send: Send) -> None:
+    async def _relay(self, request: Request, send: Send, seconds: float | None) -> None:
         """
+        Args:
+            seconds: how long a replica may take to begin its answer.
+
         Raises:
             EngineDead: replicas died before one answered.
+            NotReady: a replica takes too long.
         """
         for _ in range(_ATTEMPTS):
             answer = self._replicas.answer.remote(request)
             try:
-                status, headers = await anext(answer)
+                async with asyncio.timeout(seconds):
+                    status, headers = await anext(answer)
             except (RayActorError, EngineDead) as error:
                 log.warning("a replica died before it answered: %s", error)
                 if isinstance(error, EngineDead):
                     await asyncio.sleep(ENDING_SECONDS)
                 continue
+            except TimeoutError:
+                answer.cancel()
+                raise NotReady("a replica does not answer; try again") from None
             except BaseException:
                 answer.cancel()
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from base64 import b64encode
 from collections.abc import AsyncIterator
@@ -19,6 +20,7 @@ from asyncllm.server.arrivals.routed import LAST_WORDS_HEADER, LOST
 from asyncllm.server_config import ServerConfig
 
 OK = (200, [(b"content-type", b"text/event-stream"), (b"date", b"now")])
+HANGS = "hangs"
 WITH_WORDS = (200, [(LAST_WORDS_HEADER.lower().encode(), b64encode(b"last words"))])
 
 
@@ -69,6 +71,8 @@ class Parts:
             raise StopAsyncIteration from None
         if isinstance(part, BaseException):
             raise part
+        if part == HANGS:
+            await asyncio.Event().wait()
         return part
 
     def cancel(self) -> None:
@@ -214,6 +218,15 @@ async def test_one_that_fails_says_nothing() -> None:
 async def test_when_not_all_answer_in_time_one_is_asked() -> None:
     handle = Handle([(200, []), b"one"], of_all=TimeoutError())
     assert (await ask(handle, "/health", "GET", (b"",))).body == b"one"
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/live"])
+async def test_but_not_waited_for_long(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "ASK_SECONDS", 0.01)
+    handle = Handle([HANGS], of_all=TimeoutError())
+    sent = await ask(handle, path, "GET", (b"",))
+    assert (sent.status, handle.cancelled) == (503, 1)
+    assert b"a replica does not answer" in sent.body
 
 
 async def test_without_replicas_nothing_is_healthy() -> None:
