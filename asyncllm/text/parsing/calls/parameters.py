@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncllm.text.parsing.calls.typed import TYPES, as_json, parameter_types
 from asyncllm.text.parsing.literal_atoms import QUOTES, escaped
-from asyncllm.text.parsing.source import Markers, markers_of
+from asyncllm.text.parsing.source import NO_MARKERS, Markers, markers_of
 
 if TYPE_CHECKING:
     from asyncllm.text.parsing.formats import CallSyntax, NamedBody, ParameterStyle
@@ -50,6 +50,7 @@ class ParameterReader:
         self._call_end = markers_of(*call.closing)
         self._values = _ValueReader(source, call, body, style, following)
         self._whole = True
+        self._on_lines = False  # the value begins on a line of its own
 
     def read(self) -> Steps[bool]:
         """Read from behind the first ``key_begin``; False if the text breaks off."""
@@ -70,6 +71,7 @@ class ParameterReader:
         """Read one; return what comes before the next."""
         source, style = self._source, self._style
         pieces: list[str] = []
+        self._on_lines = False
         key_ends = markers_of(style.key_end, style.value_begin, *self._call_end.texts)
         self._whole = yield from source.until(key_ends, pieces.append)
         name = "".join(pieces).strip()
@@ -88,11 +90,13 @@ class ParameterReader:
             types = frozenset()
         if types <= {"string"}:
             self._emit(key + '"')
-            self._whole = yield from self._values.read(name, lambda text: self._emit(escaped(text)))
+            self._whole = yield from self._values.read(
+                name, lambda text: self._emit(escaped(text)), on_lines=self._on_lines
+            )
             self._emit('"')
         else:
             pieces.clear()
-            self._whole = yield from self._values.read(name, pieces.append)
+            self._whole = yield from self._values.read(name, pieces.append, on_lines=self._on_lines)
             value = "".join(pieces)
             if not self._whole and not value.strip():
                 return before
@@ -116,7 +120,7 @@ class ParameterReader:
             yield from source.skip_space()
             return not (yield from source.at(begin)) and (yield from source.breaks_off(begin))
         if style.own_lines:
-            yield from source.take("\n")
+            self._on_lines = bool((yield from source.take("\n")))
         return False
 
 
@@ -150,15 +154,20 @@ class _ValueReader:
         # At the beginning of a line, where values have lines of their own, these are no text.
         self._sure = markers_of(*(line + end for end in (style.key_begin, *call.closing)))
         self._named_ends = "{}" in style.value_end
-        self._own_end = markers_of(*self._own)
-        others = (*self._sure.texts, *call.closing, *self._opens_call.texts)
-        self._ends = markers_of(*self._own, *others)
+        self._own_end = self._ends = NO_MARKERS  # of the value that is read
+        self._others = (*self._sure.texts, *call.closing, *self._opens_call.texts)
 
-    def read(self, name: str, emit: Emit) -> Steps[bool]:
-        """Read the value of the parameter ``name`` with its end; False if it breaks off."""
+    def read(self, name: str, emit: Emit, *, on_lines: bool) -> Steps[bool]:
+        """Read the value of the parameter ``name`` with its end; False if it breaks off.
+
+        Args:
+            on_lines: the line break before its end is markup, as was the one at its beginning.
+        """
         source = self._source
+        self._own_end = markers_of(*self._own[: 1 + on_lines])
+        self._ends = markers_of(*self._own_end.texts, *self._others)
         if self._named_ends:
-            named = [end.replace("{}", name) for end in self._own]
+            named = [end.replace("{}", name) for end in self._own[: 1 + on_lines]]
             self._own_end = Markers(named)
             self._ends = Markers((*named, *self._call_end, *self._opens_call.texts))
         depth = 0  # of calls within the value

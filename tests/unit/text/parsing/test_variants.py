@@ -226,6 +226,13 @@ def test_others(tools: str, text: str, calls: list[tuple[str, str]]) -> None:
             "<function=search.web><parameter=lang>None</parameter></function></tool_call>",
             [("search.web", '{"lang": null}')],
         ),
+        # where there is none at the beginning, the one at the end is the value's
+        (
+            "qwen3_coder",
+            "<tool_call><function=search.web><parameter=query>a\n\nb\n</parameter></function>"
+            "</tool_call>",
+            [("search.web", '{"query": "a\\n\\nb\\n"}')],
+        ),
         # a value that is not of its type is a string; a marker left out is forgiven
         (
             "qwen3_coder",
