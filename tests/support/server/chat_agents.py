@@ -177,9 +177,10 @@ class OpenWebUI(ChatAgent):
     """Calls with their index; an answer that was stopped stays as it was; nothing is compacted."""
 
     def body(self) -> dict[str, Any]:
-        return super().body() | {"stream": True, "chat_id": "c", "features": {"web_search": False}}
-
-    ignored = frozenset(("chat_id", "features"))
+        sampling = {"temperature": 0.5, "stop": ["~~"], "seed": 1, "logit_bias": {"5": 1}}
+        body = super().body() | sampling | {"reasoning_effort": "low", "stream": True}
+        del body["tool_choice"]
+        return body | {"stream_options": {"include_usage": True}}
 
     def answer(self, text: str | None, calls: list[Call], thought: str | None) -> None:
         content = text or ""
