@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -63,23 +65,35 @@ def dequantize_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
     return out
 
 
+#: Of each group of 64 columns and pair of columns of four: where a half word has the signs and the
+#: other bits of its codes.
+_MXFP4_PLACES: Final = {(0, 0): (15, 9), (0, 1): (12, 6), (1, 0): (14, 3), (1, 1): (13, 0)}
+
+
 def pack_mxfp4(blocks: Tensor, scales: Tensor) -> Mxfp4Matrix:
     """The matrix for kernels of what ``dequantize_mxfp4`` takes: [experts * N, K]."""
     experts, rows, groups = scales.shape
     padding = -groups % (MXFP4_COLUMNS // MXFP4_BLOCK)
     codes = F.pad(blocks.reshape(experts * rows, groups, -1), (0, 0, 0, padding))
-    # From consecutive codes of two groups to one group beside the other.
-    even, odd = (codes & 15), (codes >> 4)
-    one = torch.stack((even, odd), dim=3).view(experts * rows, -1, 2, MXFP4_BLOCK)
-    packed = (one[:, :, 0] | (one[:, :, 1] << 4)).flatten(1)
+    even, odd = (codes & 15).int(), (codes >> 4).int()
+    pairs = torch.stack((even, odd), dim=3).view(experts * rows, -1, 2, MXFP4_BLOCK // 4, 2, 2)
+    words = pairs.new_zeros(*pairs.shape[:2], MXFP4_BLOCK // 4, 2)
+    for (group, pair), (sign, rest) in _MXFP4_PLACES.items():
+        code = pairs[:, :, group, :, pair]
+        words |= (code >> 3) << sign | (code & 7) << rest
+    packed = torch.stack((words & 255, words >> 8), dim=-1).to(torch.uint8).flatten(1)
     return Mxfp4Matrix(packed, F.pad(scales.view(experts * rows, groups), (0, padding)))
 
 
 def unpack_mxfp4(matrix: Mxfp4Matrix) -> Tensor:
     """The matrix as float32 [N, padded K]."""
-    numbers = torch.tensor(_E2M1, device=matrix.packed.device)
-    codes = matrix.packed.view(len(matrix.packed), -1, 1, MXFP4_BLOCK)
-    values = numbers[torch.cat((codes & 15, codes >> 4), dim=2).int()].flatten(1, 2)
+    packed = matrix.packed.view(len(matrix.packed), -1, MXFP4_BLOCK // 4, 2, 2).int()
+    words = packed[..., 0] | packed[..., 1] << 8
+    codes = words.new_empty(*words.shape[:2], 2, MXFP4_BLOCK // 4, 2, 2)
+    for (group, pair), (sign, rest) in _MXFP4_PLACES.items():
+        codes[:, :, group, :, pair] = (words >> sign & 1) << 3 | words >> rest & 7
+    numbers = torch.tensor(_E2M1, device=words.device)
+    values = numbers[codes].view(len(words), -1, MXFP4_BLOCK)
     factors = torch.exp2(matrix.scale.float() - 127)
     return (values * factors.unsqueeze(-1)).flatten(1)
 

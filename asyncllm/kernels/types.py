@@ -235,8 +235,11 @@ class Int4Matrix(NamedTuple):
 class Mxfp4Matrix(NamedTuple):
     """A matrix [N, K] of 4-bit floating-point numbers (e2m1), scaled in groups of 32 columns.
 
-    Columns are padded to a multiple of MXFP4_COLUMNS. Each 64 columns of a row are 32 bytes: the
-    low nibbles are the codes of the first 32 columns, the high nibbles those of the others.
+    Columns are padded to a multiple of MXFP4_COLUMNS. Each 64 columns of a row are 32 bytes, and
+    four of these have four codes of the first 32 columns and four of the others. Bits are where the
+    fewest operations make two 16-bit numbers at a time of them: each 16 bits have, from the highest
+    to the lowest, the signs of columns 0, 32, 34 and 2, then the other three bits of columns 0, 2,
+    32 and 34; the next 16 bits have those of the columns beside them.
 
     Attributes:
         packed: uint8 [N, padded K / 2].

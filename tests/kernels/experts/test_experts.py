@@ -57,7 +57,8 @@ def test_choices(name: str) -> None:
     bias = torch.randn(count, device=DEVICE) if routing.scores == "sigmoid" else None
     factors = torch.rand(count, device=DEVICE) if routing.sharpness != 1.0 else None
     random = torch.randn(TOKENS, count + routing.has_gate, device=DEVICE)
-    for logits, added in ((random, bias), (random.bfloat16(), None), (random.round(), None)):
+    equal = random.abs().round()  # the scores of -1 and 1 add up to those of -2 and 2, but for bits
+    for logits, added in ((random, bias), (random.bfloat16(), None), (equal, None)):
         for tokens in (1, TOKENS):
             arguments = logits[:tokens], routing, torch.float32, added, factors
             weights, experts = choose_experts(*arguments)

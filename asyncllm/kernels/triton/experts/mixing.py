@@ -1,4 +1,4 @@
-"""Mixtures of experts on a GPU: three or four launches after the router."""
+"""Mixtures of experts on a GPU: two to four launches after the router, or more in 8 bits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from asyncllm.kernels.triton.experts.products import Tile, first_product, second_product
 from asyncllm.kernels.triton.experts.routing import group_rows
+from asyncllm.kernels.triton.experts.single import fits, mix_one
 from asyncllm.kernels.triton.launch import Launcher, cdiv, shared_bytes
 from asyncllm.kernels.types import Fp8Matrix, Gated, GatedExperts, Int4Matrix, Mxfp4Matrix
 
@@ -62,6 +63,9 @@ def mix_experts(
     out = torch.empty_like(x) if residual is None else residual
     if tokens == 0:
         return out
+    if tokens == 1 and fits(experts, x, top_k):
+        mix_one(out, x, weights, chosen, experts, beside, has_residual=residual is not None)
+        return out
     rows = tokens * top_k
     block, first, second = choose_tiles(rows, experts, x)
     groups = group_rows(chosen, experts.num_experts, block)
@@ -104,11 +108,13 @@ def choose_tiles(rows: int, experts: GatedExperts, x: Tensor) -> tuple[int, Tile
         block = 16 if each <= 12 else 32 if each <= 48 else 64
         first = second = Tile(64, weight.block, 4, 4)
     elif isinstance(weight, Mxfp4Matrix):
-        block = 8 if each <= 5 else 16 if each <= 12 else 32 if each <= 48 else 128
+        block = 8 if each <= 5 else 16 if each <= 24 else 32 if each <= 48 else 128
         if each <= 0.25:
-            first = second = Tile(16, 256, 1, 4)
+            first = second = Tile(16, 512, 1, 3)
         elif each <= 5:
-            first = second = Tile(32, 256, 2, 4)
+            first = second = Tile(64, 256, 4, 3)
+        elif each <= 24:
+            first = second = Tile(64, 128, 2, 3)
         else:
             first = second = Tile(64, 128, 2, 4) if each <= 48 else Tile(128, 64, 4, 4)
     elif isinstance(weight, Fp8Matrix):
