@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from asyncllm.text.parsing.calls.typed import TYPES, as_json, parameter_types
+from asyncllm.text.parsing.calls.typed import TYPES, as_json, parameter_names, parameter_types
 from asyncllm.text.parsing.literal_atoms import QUOTES, escaped
 from asyncllm.text.parsing.source import NO_MARKERS, Markers, markers_of
 
@@ -48,7 +48,8 @@ class ParameterReader:
         self._style = style
         self._schema = schema
         self._call_end = markers_of(*call.closing)
-        self._values = _ValueReader(source, call, body, style, following)
+        names = frozenset(parameter_names(schema))
+        self._values = _ValueReader(source, call, body, style, following, names)
         self._whole = True
         self._on_lines = False  # the value begins on a line of its own
 
@@ -139,9 +140,11 @@ class _ValueReader:
         body: NamedBody,
         style: ParameterStyle,
         following: Markers,
+        names: frozenset[str],
     ):
         self._source = source
         self._style = style
+        self._names = names  # of the parameters that the schema has
         self._call_end = call.closing
         self._following = following
         self._behind = Markers((style.key_begin, *call.closing, *following.texts))
@@ -235,7 +238,8 @@ class _ValueReader:
         """Whether what belongs behind a value follows; ``own``: its marker, unless it has none.
 
         That is a name, or the end of the call before the next call, the end of the text or, if it
-        is whole, the end of a line. A value without its marker does not end with that line.
+        is whole, the end of a line. A value without its marker does not end with that line, and
+        only before the name of a parameter that the schema has, if it has any.
         """
         source, style = self._source, self._style
         source.mark()
@@ -249,10 +253,12 @@ class _ValueReader:
             found = yield from source.at(self._following)
         if not found and (yield from source.at(markers_of(style.key_begin))):
             yield from source.take(QUOTES)
-            yield from source.run(self._name, _MAX_NAME)
+            name = yield from source.run(self._name, _MAX_NAME)
             yield from source.take(QUOTES)
             yield from source.skip_space()
             found = yield from source.at(markers_of(style.key_end))
+            if not own and self._names and name.strip() not in self._names:
+                found = ""
         follows = bool(found) or (yield from source.breaks_off(self._behind))
         source.rewind()
         return follows

@@ -37,6 +37,7 @@ def _markers(name: str) -> dict[str, str]:
     assert call.named is not None
     style = call.named.parameters
     assert style is not None
+    one = WRITERS[name][1]("x", {"a": "b"})
     return {
         "open": call.named.head or call.begin,
         "key": style.key_begin,
@@ -44,6 +45,7 @@ def _markers(name: str) -> dict[str, str]:
         "close": style.value_end,
         "end": call.end[0],
         "ends": " ".join(call.end),
+        "another": one[one.index(style.key_begin) : one.rindex(style.value_end)] + style.value_end,
         "call": WRITERS[name][1](*_INNER[0]),
         "calls": written(name, _INNER),
     }
@@ -56,6 +58,7 @@ VALUES = {
     "markup of another kind": '<function name="f">\n<a b="1">x{close}\n</a> more',
     "other markers that close": "{end} or {close}\nor {end} x",
     "all markers that close": "{close} {ends} and more {close} {ends} x",
+    "another parameter": "So:\n{another} and",
     "a marker that opens": "Use {open}NAME to call, with {key} and {begin}x",
     "a whole call": "As in {call} and so on",
     "a call on its own lines": "So:\n{call}\nDone.",
