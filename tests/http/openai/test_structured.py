@@ -122,8 +122,8 @@ def test_schemas_that_no_grammar_can_enforce_are_named(client: openai.OpenAI) ->
     """Of tools that are not strict: a call must be made, and its arguments are some object."""
     odd = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?<=a)b"}}}
     tools: Any = [TOOLS[0], {"type": "function", "function": {"name": "odd", "parameters": odd}}]
-    named = {"type": "function", "function": {"name": "odd"}}
-    for choice in ("required", named):
+    choices: list[Any] = ["required", {"type": "function", "function": {"name": "odd"}}]
+    for choice in choices:
         answer = client.chat.completions.with_raw_response.create(
             model=MODEL, messages=HELLO, tools=tools, tool_choice=choice, max_tokens=200, seed=1
         )
