@@ -30,7 +30,7 @@ T = TypeVar("T")
 #: Seconds between two attempts to enter a full queue.
 RETRY_SECONDS: Final = 0.05
 #: At most so many items of a list begin, or are cancelled, in one turn of the event loop.
-MOST_AT_ONCE: Final = 64
+MOST_AT_ONCE: Final = 32
 
 
 def tenant_of(scheduling: SchedulingParams | None) -> str:

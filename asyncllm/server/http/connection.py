@@ -145,9 +145,13 @@ class Connection(web.RequestHandler):
         """
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun already")
-        if status >= 500:
+        error: Exception
+        if isinstance(exc, UnicodeEncodeError):  # aiohttp repeats what the client has sent
+            error = HttpError("a header of the request is not text", 400)
+            self._watchers.refusals.count(error)
+        elif status >= 500:
             log.error("a request failed outside its handler", exc_info=exc)
-            error: Exception = HttpError("internal server error", status)
+            error = HttpError("internal server error", status)
         else:
             error = _not_http(exc, status)
             self._watchers.refusals.count(error)

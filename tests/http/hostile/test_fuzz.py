@@ -136,6 +136,8 @@ MALFORMED: list[tuple[bytes, list[int]]] = [
     (POST + b"Content-Encoding: br\r\nContent-Length: 2\r\n\r\n{}", [400]),
     (POST + b"Content-Encoding: secret\r\nContent-Length: 2\r\n\r\n{}", [415]),
     (POST + b"Expect: the-unexpected\r\nContent-Length: 2\r\n\r\n{}", [417]),
+    (POST + b"Expect: the-\xf4\r\nContent-Length: 2\r\n\r\n{}", [400]),
+    (b"GET /nothing HTTP/1.1\r\nHost: x\r\nExpect: \xff\r\n\r\n", [400]),
     (b"CONNECT x:80 HTTP/1.1\r\n" + HOST + b"\r\n", [404]),
     (b"BREW /generate HTTP/1.1\r\n" + HOST + b"\r\n", [400]),
     (b"TRACE /version HTTP/1.1\r\n" + HOST + b"\r\n", [405]),

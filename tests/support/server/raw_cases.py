@@ -125,6 +125,7 @@ _OF_ALL: Final = (
 #: Header lines of ``GET /version``.
 _HEADERS: Final = (
     b"Host: y",
+    b"Expect: \xf4",
     b"Host : y",
     b"NoColon",
     b": empty",
