@@ -129,6 +129,7 @@ def test_schemas_that_no_grammar_can_enforce_are_named(client: openai.OpenAI) ->
         )
         assert answer.headers["X-Ignored-Parameters"] == "tools.odd.parameters"
         for call in answer.parse().choices[0].message.tool_calls or ():
+            assert call.type == "function"
             assert isinstance(json.loads(call.function.arguments), dict)
     tools[1]["function"]["strict"] = True
     with pytest.raises(openai.BadRequestError, match="look-behind"):
