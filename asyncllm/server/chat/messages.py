@@ -92,7 +92,8 @@ def _read_messages(
         {**message, "content": result_content(message["content"])}
         if message.get("role") in _OF_RESULTS and "content" in message
         else message
-        for message in messages
+        for given in messages
+        for message in _unpacked(given)
     ]
     try:
         chat = msgspec.convert({"messages": messages, "tools": tools}, type=_Chat)
@@ -100,6 +101,33 @@ def _read_messages(
         raise invalid(error, _Chat) from None
     pairs = enumerate(zip(messages, chat.messages, strict=True))
     return [_read_message(m, checked, f"messages[{i}]", left_out) for i, (m, checked) in pairs]
+
+
+def _unpacked(given: dict[str, Any]) -> list[dict[str, Any]]:
+    """A message as chat completions have it, of which calls or results are parts as in Messages."""
+    parts, role = given.get("content"), given.get("role")
+    kind = {"assistant": "tool_use", "user": "tool_result"}.get(str(role))
+    if kind is None or not isinstance(parts, list):
+        return [given]
+    found = [part for part in parts if isinstance(part, dict) and part.get("type") == kind]
+    rest = [part for part in parts if not isinstance(part, dict) or part.get("type") != kind]
+    if not found:
+        return [given]
+    if role == "assistant":
+        calls = [
+            {
+                "id": part.get("id"),
+                "type": "function",
+                "function": {"name": part.get("name"), "arguments": part.get("input")},
+            }
+            for part in found
+        ]
+        return [{**given, "content": rest or None, "tool_calls": calls}]
+    results = [
+        {"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": part.get("content")}
+        for part in found
+    ]
+    return [*results, {**given, "content": rest}] if rest else results
 
 
 def result_content(given: Any) -> str | list[dict[str, Any]] | None:

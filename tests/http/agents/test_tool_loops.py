@@ -173,6 +173,22 @@ def test_tools_of_another_kind_are_left_out_and_named(server: Server) -> None:
     assert server.llm.encoded[-1] == server.llm.encoded[-2]
 
 
+def test_calls_and_results_as_messages_has_them_are_read_in_chats(
+    server: Server, family: str
+) -> None:
+    _, body = loop("messages", '{"key": 1}')
+    body["messages"][1]["content"].insert(0, {"type": "text", "text": "I look."})
+    body["messages"][2]["content"].append({"type": "text", "text": "And now?"})
+    prompts = set()
+    for path in ("/v1/messages", "/v1/chat/completions"):
+        answer = server.post(path, body)
+        assert answer.status == 200, answer.body
+        assert "X-Ignored-Parameters" not in answer.headers
+        prompts.add(server.llm.encoded[-1])
+    [prompt] = prompts
+    assert all(text in prompt for text in ("I look.", "here", "And now?"))
+
+
 #: One function in the forms of the three APIs, and a choice of it.
 PARAMETERS: Any = {"type": "object", "properties": {"city": {"type": "string"}}}
 FUNCTIONS: list[Any] = [

@@ -89,6 +89,7 @@ CHAT: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"messages": [1]}, 400, "messages[0]", None),
     ({"messages": [USER, {"role": "king", "content": "a"}]}, 400, "messages[1].role", None),
     ({"messages": [{"content": "a"}]}, 400, "messages[0].role", None),
+    ({"messages": [{"role": ["user"], "content": [1]}]}, 400, "messages[0].role", None),
     ({"messages": [{"role": "user"}]}, 400, "messages[0].content", None),
     ({"messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content", None),
     (
