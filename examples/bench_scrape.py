@@ -15,12 +15,12 @@ import sys
 import time
 
 from asyncllm import AsyncLLM, SamplingParams
-from asyncllm.event_loop import new_event_loop
 from asyncllm.server.app import create_app
 from asyncllm.server.http.listener import Listener
 from asyncllm.server.metrics.scrape import PAGE
 from asyncllm.server_config import ServerConfig
 from asyncllm.supervise.listening import bind
+from asyncllm.system.event_loop import new_event_loop
 
 REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 

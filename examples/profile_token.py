@@ -27,12 +27,12 @@ from asyncllm.engine.engine import Engine
 from asyncllm.engine.policy import Fair
 from asyncllm.engine.scheduling.outcome import Applied
 from asyncllm.engine.scheduling.scheduler import Scheduler
-from asyncllm.event_loop import new_event_loop
 from asyncllm.executor.thread_executor import ThreadExecutor
 from asyncllm.server.app import create_app
 from asyncllm.server.http.listener import Listener
 from asyncllm.server_config import ServerConfig
 from asyncllm.supervise.listening import bind
+from asyncllm.system.event_loop import new_event_loop
 from asyncllm.wire.channel import FLUSH, Channel
 from asyncllm.wire.messages import NO_TOKEN, StepResult, decode_plan, pack, unpack
 

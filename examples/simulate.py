@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from asyncllm import AsyncLLM, SamplingParams, TokenDelta
 from asyncllm.sim import virtual_time
-from asyncllm.terminal import progress_bar
+from asyncllm.system.terminal import progress_bar
 
 SYSTEM_PROMPTS = 4
 SYSTEM_TOKENS = 600

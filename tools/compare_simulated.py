@@ -31,7 +31,7 @@ from asyncllm.bench.report import OfflineRow, OnlineRow, Report, decode_report
 from asyncllm.errors import AsyncLLMError, BadRequest
 from asyncllm.sim import virtual_time
 from asyncllm.sim.profile import HostTimes, find_profile
-from asyncllm.terminal import table
+from asyncllm.system.terminal import table
 from asyncllm.types import SamplingParams, TokenDelta
 
 UNITS: Final = {"tok_s": "tokens/s"}

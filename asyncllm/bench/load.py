@@ -19,7 +19,7 @@ import msgspec
 
 from asyncllm.bench.cases import Shot
 from asyncllm.bench.stream import Connection, Failure
-from asyncllm.event_loop import new_event_loop
+from asyncllm.system.event_loop import new_event_loop
 
 if TYPE_CHECKING:
     from ctypes import c_ulong

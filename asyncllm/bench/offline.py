@@ -14,7 +14,7 @@ from asyncllm.bench.machine import describe
 from asyncllm.bench.report import OfflineRow, Report
 from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.errors import AsyncLLMError
-from asyncllm.terminal import case_progress
+from asyncllm.system.terminal import case_progress
 from asyncllm.types import SamplingParams, SchedulingParams, TokenDelta
 
 if TYPE_CHECKING:

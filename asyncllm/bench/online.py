@@ -20,7 +20,7 @@ from asyncllm.bench.load import Job, Outcome, Target, process_main
 from asyncllm.bench.report import OnlineRow
 from asyncllm.bench.scrape import figures, scrape
 from asyncllm.errors import AsyncLLMError
-from asyncllm.terminal import case_progress
+from asyncllm.system.terminal import case_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable

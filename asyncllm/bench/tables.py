@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from asyncllm.terminal import table, wrapped
+from asyncllm.system.terminal import table, wrapped
 
 if TYPE_CHECKING:
     from asyncllm.bench.earlier import Comparison, Earlier

@@ -52,7 +52,7 @@ def append_answers(
     Args:
         resume: the command that resumes, for the message after an interruption.
     """
-    from asyncllm.event_loop import run_with_device
+    from asyncllm.system.event_loop import run_with_device
 
     try:
         with path.open("ab") as out:
@@ -87,7 +87,7 @@ class AnswerLines:
 def answer_lines(out: BinaryIO, llm: AsyncLLM, total: int, unit: str) -> Iterator[AnswerLines]:
     """Lines that answer one ``unit`` each, with a progress bar, and a summary at the end."""
     from asyncllm.llm.llm import Speed
-    from asyncllm.terminal import progress_bar
+    from asyncllm.system.terminal import progress_bar
 
     speed = Speed(llm.stats)
     with progress_bar("", total, f"{unit}s") as show:

@@ -114,7 +114,7 @@ def run_fleet(args: argparse.Namespace) -> int:
 
     import msgspec
 
-    from asyncllm.terminal import progress_bar
+    from asyncllm.system.terminal import progress_bar
 
     fleet, load = _fleet(args)
     deaths = []
@@ -172,7 +172,7 @@ def _fleet(args: argparse.Namespace) -> tuple[Fleet, ChatLoad]:
 
 
 def _report(args: argparse.Namespace, found: dict[str, FleetFigures], one: FleetFigures) -> str:
-    from asyncllm.terminal import table
+    from asyncllm.system.terminal import table
 
     first = next(iter(found.values()))
     title = (

@@ -14,7 +14,7 @@ from asyncllm.errors import BadRequest
 from asyncllm.option_names import option_of
 from asyncllm.ray_config import RayConfig
 from asyncllm.server_config import ServerConfig
-from asyncllm.suggest import did_you_mean
+from asyncllm.system.suggest import did_you_mean
 from asyncllm.types import SamplingParams
 from asyncllm.vllm_options.table import options
 from asyncllm.vllm_options.translate import translate

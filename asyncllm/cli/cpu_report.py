@@ -14,7 +14,7 @@ from asyncllm.planning.cpu import (
     this_machine,
 )
 from asyncllm.planning.gpus import GPUS
-from asyncllm.terminal import table, wrapped
+from asyncllm.system.terminal import table, wrapped
 
 if TYPE_CHECKING:
     from asyncllm.config import EngineConfig

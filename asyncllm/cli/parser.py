@@ -7,7 +7,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from asyncllm.suggest import did_you_mean
+from asyncllm.system.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

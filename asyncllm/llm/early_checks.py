@@ -10,7 +10,7 @@ from asyncllm.errors import BadRequest, ModelError
 from asyncllm.executor.memory.limits import wanted_length
 from asyncllm.kernels.cuda_driver import count_gpus
 from asyncllm.models.loading.weight_files import check_weights
-from asyncllm.suggest import did_you_mean
+from asyncllm.system.suggest import did_you_mean
 from asyncllm.text.model_files import check_tokenizer
 from asyncllm.text.parsing import REASONING_FORMATS, TOOL_FORMATS
 

@@ -9,7 +9,7 @@ import numpy as np
 from asyncllm.engine.pooling import PooledParams
 from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.errors import BadRequest
-from asyncllm.event_loop import Slices, each_later, sliced
+from asyncllm.system.event_loop import Slices, each_later, sliced
 from asyncllm.types import is_single
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.errors import BadRequest, QueueFull
-from asyncllm.event_loop import SLICE_SECONDS, sliced
 from asyncllm.max_tokens import bounded
+from asyncllm.system.event_loop import SLICE_SECONDS, sliced
 from asyncllm.types import (
     Completion,
     Prompt,

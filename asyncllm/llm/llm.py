@@ -15,7 +15,7 @@ from asyncllm.llm.generation import Batch, Intake, naming
 from asyncllm.llm.loop_thread import LoopThread
 from asyncllm.llm.options import engine_config
 from asyncllm.server_config import ServerConfig
-from asyncllm.terminal import is_free, progress_bar
+from asyncllm.system.terminal import is_free, progress_bar
 from asyncllm.types import SamplingParams, is_single
 from asyncllm.types.embedding import EmbeddingParams, embedding_params
 from asyncllm.validate import check_kind

@@ -18,7 +18,6 @@ from asyncllm import demo
 from asyncllm.cache.changes import CacheChanges
 from asyncllm.cache.manager import KVCacheManager
 from asyncllm.config import EngineConfig
-from asyncllm.daemon_thread import run_in_daemon
 from asyncllm.engine.engine import Engine
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.scheduling.scheduler import Scheduler
@@ -34,6 +33,7 @@ from asyncllm.models.registry import is_multimodal
 from asyncllm.models.sentence_transformers import read_embedding_params
 from asyncllm.models.spec import ModelSpec, read_sampling_defaults, read_spec
 from asyncllm.replay.record import RecordedScheduler
+from asyncllm.system.daemon_thread import run_in_daemon
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.chat_template import ChatTemplate
 from asyncllm.text.jinja_env import read_template

@@ -11,8 +11,8 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from asyncllm.errors import EngineDead
-from asyncllm.event_loop import new_event_loop
 from asyncllm.llm.brief_errors import BRIEF, shorten
+from asyncllm.system.event_loop import new_event_loop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Generator

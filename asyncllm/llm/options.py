@@ -9,7 +9,7 @@ from typing import Any
 
 from asyncllm.config import EngineConfig
 from asyncllm.errors import BadRequest
-from asyncllm.suggest import did_you_mean
+from asyncllm.system.suggest import did_you_mean
 from asyncllm.validate import check_kind
 from asyncllm.vllm_options.table import options as vllm_options
 from asyncllm.vllm_options.translate import translate

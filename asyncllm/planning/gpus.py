@@ -9,7 +9,7 @@ import msgspec
 from asyncllm.errors import BadRequest
 from asyncllm.kernels import gpu as kernels
 from asyncllm.sim import cost
-from asyncllm.suggest import did_you_mean
+from asyncllm.system.suggest import did_you_mean
 
 #: The shares of a data sheet's bandwidth and of its dense 16-bit operations that the measured H200
 #: reaches, in matmuls and in attention to prompts.

@@ -11,7 +11,7 @@ from msgspec import Meta
 from asyncllm.bench import cases
 from asyncllm.bench.cases import OnlineCase, Range
 from asyncllm.errors import BadRequest
-from asyncllm.suggest import did_you_mean
+from asyncllm.system.suggest import did_you_mean
 
 _Count = Annotated[int, Meta(ge=1)]
 _Tokens = Annotated[str, Meta(pattern=r"^[1-9]\d{0,6}(-[1-9]\d{0,6})?$")]

@@ -17,7 +17,7 @@ from asyncllm.ray.routing import PrefixRouter
 from asyncllm.ray.scaling import desired_replicas
 from asyncllm.ray_config import RayConfig
 from asyncllm.server_config import ServerConfig
-from asyncllm.suggest import did_you_mean
+from asyncllm.system.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from ray.serve import Application

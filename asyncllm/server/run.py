@@ -9,7 +9,6 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from asyncllm.errors import AsyncLLMError, EngineDead, NotReady
-from asyncllm.event_loop import new_event_loop
 from asyncllm.executor.startup_bill import ProcessBill
 from asyncllm.front.hosts import hosts_of
 from asyncllm.option_names import name_options
@@ -28,6 +27,7 @@ from asyncllm.server.throughput_log import log_throughput
 from asyncllm.server.watchdog import WATCHDOG
 from asyncllm.startup.bytecode import compiled_each_time, why_not_kept
 from asyncllm.supervise.signals import DEAD, GRACE_SECONDS
+from asyncllm.system.event_loop import new_event_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from asyncllm.json_log import fields
+from asyncllm.system.json_log import fields
 
 if TYPE_CHECKING:
     from asyncllm.engine.stats import EngineStats

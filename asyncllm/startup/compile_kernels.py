@@ -19,10 +19,10 @@ from pathlib import Path
 
 import msgspec
 
-from asyncllm.child_process import die_with
 from asyncllm.errors import AsyncLLMError
 from asyncllm.startup.compile_job import CompileJob, CompileReport
 from asyncllm.startup.lean_torch import import_lean_torch
+from asyncllm.system.child_process import die_with
 
 
 def main(parent: int) -> int:

@@ -44,7 +44,7 @@ def fork() -> tuple[int, socket.socket]:
 
 def _begin(parent: int) -> None:
     """In the new process."""
-    from asyncllm.child_process import die_with
+    from asyncllm.system.child_process import die_with
 
     die_with(parent)
     for number in (*STOPS, signal.SIGCHLD):

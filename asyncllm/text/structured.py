@@ -10,8 +10,8 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from asyncllm.daemon_thread import run_in_daemon
 from asyncllm.errors import BadRequest
+from asyncllm.system.daemon_thread import run_in_daemon
 from asyncllm.text.grammar import GrammarSpec
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ from asyncllm.models.spec import ModelSpec, read_spec
 from asyncllm.replay.figures import Figures, percentile
 from asyncllm.sim.executor import resolve_sim
 from asyncllm.sim.shape import SHAPES
-from asyncllm.terminal import progress_bar, table
+from asyncllm.system.terminal import progress_bar, table
 from tools.bench_policies.bounds import due_times, edf, prefill_work, srpt, total_work
 from tools.bench_policies.hostile import HOSTILE, Hostile, deadlines
 from tools.bench_policies.load import Load

@@ -17,7 +17,7 @@ from asyncllm.cli.options import (
 from asyncllm.config import EngineConfig
 from asyncllm.errors import BadRequest
 from asyncllm.server_config import ServerConfig
-from asyncllm.terminal import LoadingBar
+from asyncllm.system.terminal import LoadingBar
 
 if TYPE_CHECKING:
     import argparse

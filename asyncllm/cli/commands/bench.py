@@ -30,7 +30,7 @@ from asyncllm.cli.options import (
 )
 from asyncllm.cli.values import list_of, positive, temperature
 from asyncllm.config import EngineConfig
-from asyncllm.terminal import LoadingBar
+from asyncllm.system.terminal import LoadingBar
 
 if TYPE_CHECKING:
     from asyncllm.bench.earlier import Earlier
@@ -167,8 +167,8 @@ def _add_common(parser: argparse.ArgumentParser, names: str) -> None:
 
 def run_offline(args: argparse.Namespace) -> int:
     from asyncllm.bench import tables
-    from asyncllm.event_loop import run_with_device
     from asyncllm.llm.load import name_of
+    from asyncllm.system.event_loop import run_with_device
 
     config = config_from_args(args, EngineConfig)
     prompts = read_prompts(args)

@@ -210,7 +210,7 @@ def _model(config: EngineConfig) -> tuple[Path, ModelSpec]:
 
 def _report(model: str, plans: dict[str, Plan]) -> str:
     """A column for each placement, and what the figures rest on."""
-    from asyncllm.terminal import table, wrapped
+    from asyncllm.system.terminal import table, wrapped
 
     columns = [_cells(plan) for plan in plans.values()]
     names = dict.fromkeys(name for column in columns for name in column)

@@ -21,7 +21,7 @@ from asyncllm.cli.results import answer_line, error_line, fingerprint, recover
 from asyncllm.cli.sampling import add_sampling_options, check_sampling_options, sampling_params
 from asyncllm.config import EngineConfig
 from asyncllm.errors import AsyncLLMError, BadRequest, EngineDead
-from asyncllm.terminal import LoadingBar
+from asyncllm.system.terminal import LoadingBar
 from asyncllm.types import SamplingParams
 
 if TYPE_CHECKING:

@@ -120,7 +120,7 @@ def _calibrated(
     """Write the profile; returns the table of its errors."""
     from asyncllm.bench.host_times import host_times, kept
     from asyncllm.replay.calibrate import calibrate
-    from asyncllm.terminal import table
+    from asyncllm.system.terminal import table
 
     header = replays[0].trace.header
     machine = reports[0].machine if reports else header.limits.device
@@ -173,7 +173,7 @@ def _summary(replayed: Replayed) -> str:
 
 def _table(columns: list[tuple[str, Figures]]) -> str:
     """A row for each figure, a column for each run."""
-    from asyncllm.terminal import table
+    from asyncllm.system.terminal import table
 
     cells = [_cells(figures) for _, figures in columns]
     rows = [[name, *(column[name] for column in cells)] for name in cells[0]]

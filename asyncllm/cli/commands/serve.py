@@ -23,7 +23,7 @@ from asyncllm.supervise.crowd import allow_all_files
 from asyncllm.supervise.listening import listen
 from asyncllm.supervise.standard_files import open_standard_files
 from asyncllm.supervise.supervisor import Supervisor
-from asyncllm.terminal import LoadingBar
+from asyncllm.system.terminal import LoadingBar
 
 if TYPE_CHECKING:
     from pathlib import Path

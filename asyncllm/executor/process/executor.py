@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 from asyncllm.config import EngineConfig, EngineLimits
-from asyncllm.daemon_thread import run_in_daemon
 from asyncllm.errors import EngineDead, ModelError
 from asyncllm.executor.awaited_results import AwaitedResults
 from asyncllm.executor.process.grammars import RemoteGrammars
@@ -32,6 +31,7 @@ from asyncllm.executor.startup_bill import StartupBill
 from asyncllm.executor.team.machines import Machines
 from asyncllm.executor.team.monitor import Monitor
 from asyncllm.executor.team.process import PeerProcess, close_peers, start_peer
+from asyncllm.system.daemon_thread import run_in_daemon
 from asyncllm.wire.channel import FLUSH
 from asyncllm.wire.executor import ResultHandler
 from asyncllm.wire.heartbeat import Heartbeat, Operation

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from asyncllm.daemon_thread import run_in_daemon
 from asyncllm.errors import BadRequest, EngineDead
 from asyncllm.executor.process.reports import Compile, Compiled, Forget, Refused, ToProcess
+from asyncllm.system.daemon_thread import run_in_daemon
 from asyncllm.text.grammar import GrammarSpec
 from asyncllm.text.grammar.spec import encode_spec, key_of
 from asyncllm.text.tokenizer import Tokenizer

@@ -11,9 +11,9 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from asyncllm.child_process import die_at_end_of, die_with
 from asyncllm.executor.team.status import PeerStatus
-from asyncllm.json_log import JsonFormatter
+from asyncllm.system.child_process import die_at_end_of, die_with
+from asyncllm.system.json_log import JsonFormatter
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ import msgspec
 
 from asyncllm.executor.team.peer_main import PRINT_STACKS, PeerArguments
 from asyncllm.executor.team.status import LastOperation, PeerStatus, new_status, operation_of
-from asyncllm.json_log import logs_json
+from asyncllm.system.json_log import logs_json
 from asyncllm.wire.heartbeat import Operation
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import Final
 from asyncllm import demo
 from asyncllm.errors import ModelError
 from asyncllm.models.wrong_files import GGUF, about_file
-from asyncllm.suggest import did_you_mean
+from asyncllm.system.suggest import did_you_mean
 
 _WEIGHTS = "*.safetensors"
 _OLD_WEIGHTS = "pytorch_model*.bin"  # only if there are no others

@@ -22,8 +22,8 @@ from asyncllm.server.http.half_close import PROBE
 from asyncllm.server.http.hand_over import HAND_OVER
 from asyncllm.server.http.route import BY_HANDLER
 from asyncllm.server.limits.api_keys import tenant_of
-from asyncllm.suggest import suggest_path
 from asyncllm.supervise.crowd import PROBES, Crowd, Use
+from asyncllm.system.suggest import suggest_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from asyncllm.engine.tenants import tenant_label
 from asyncllm.errors import AsyncLLMError
-from asyncllm.json_log import fields
 from asyncllm.server.http.middleware import request_id
 from asyncllm.server.limits.api_keys import tenant_of
+from asyncllm.system.json_log import fields
 
 if TYPE_CHECKING:
     from asyncllm.engine.requests.history import RequestTrace

@@ -6,7 +6,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Final
 
-from asyncllm.json_log import JsonFormatter
+from asyncllm.system.json_log import JsonFormatter
 
 if TYPE_CHECKING:
     from asyncllm.server_config import ServerConfig

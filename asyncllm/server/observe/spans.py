@@ -19,12 +19,12 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from asyncllm.daemon_thread import run_in_daemon
 from asyncllm.engine.tenants import tenant_label
 from asyncllm.errors import AsyncLLMError
 from asyncllm.server.http.middleware import request_id
 from asyncllm.server.limits.api_keys import tenant_of
 from asyncllm.server.trace import MAX_SEQUENCES, event_fields
+from asyncllm.system.daemon_thread import run_in_daemon
 from asyncllm.version import __version__
 
 if TYPE_CHECKING:

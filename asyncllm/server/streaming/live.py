@@ -10,10 +10,10 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from asyncllm.event_loop import Slices, each_later
 from asyncllm.server.http.middleware import request_id
 from asyncllm.server.observe.entry import current_entry
 from asyncllm.server.request_log import Served
+from asyncllm.system.event_loop import Slices, each_later
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence

@@ -20,7 +20,7 @@ from rich.progress import Progress
 
 from asyncllm import LLM, SamplingParams
 from asyncllm.errors import BadRequest, EngineDead, ModelError
-from asyncllm.terminal import progress_bar
+from asyncllm.system.terminal import progress_bar
 from tests.support.server.echo_llm import EchoLLM, echo_class
 
 MakeLLM = Callable[..., LLM]

@@ -109,7 +109,7 @@ async def test_no_repetition_finds_prefixes_of_another() -> None:
 def test_given_prompts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asyncllm.terminal.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("asyncllm.system.terminal.LINE_SECONDS", 0.0)
     monkeypatch.setattr("asyncllm.bench.offline.WATCH_SECONDS", 0.05)
     path, out = tmp_path / "p.jsonl", tmp_path / "out.json"
     sum_ = {"messages": [{"role": "user", "content": "What is 27 + 45?"}], "arrival": 0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from asyncllm.server_config import ServerConfig
-from asyncllm.suggest import suggest_path
+from asyncllm.system.suggest import suggest_path
 from tests.support.server.serving import Server, serving
 
 CHAT = {"messages": [{"role": "user", "content": "a"}]}

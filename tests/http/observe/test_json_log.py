@@ -13,11 +13,11 @@ import pytest
 
 from asyncllm.engine.stats import EngineStats
 from asyncllm.engine.tenants import tenant_label
-from asyncllm.json_log import JsonFormatter, fields
 from asyncllm.server.http.middleware import request_id, request_tenant
 from asyncllm.server.observe.log_format import current_request
 from asyncllm.server.throughput_log import Throughput
 from asyncllm.server_config import ServerConfig
+from asyncllm.system.json_log import JsonFormatter, fields
 from tests.support.server.serving import Server, ServerProcess, serving
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import time
 
 import msgspec
 
-from asyncllm.child_process import die_with
 from asyncllm.startup.compile_job import CompileJob, CompileReport
+from asyncllm.system.child_process import die_with
 
 
 def send(report: CompileReport) -> None:

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 import psutil  # type: ignore[import-untyped]
 
-from asyncllm.child_process import die_with
 from asyncllm.executor.team.machines import Machines
 from asyncllm.executor.team.station import run_station
+from asyncllm.system.child_process import die_with
 from asyncllm.wire.tcp import TOKEN_BYTES, listen
 
 HOST = "127.0.0.1"

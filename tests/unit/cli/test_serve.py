@@ -12,7 +12,7 @@ from asyncllm.__main__ import main
 from asyncllm.config import EngineConfig
 from asyncllm.llm.async_llm import AsyncLLM
 from asyncllm.server_config import ServerConfig
-from asyncllm.terminal import LOGGED_BYTES, LoadingBar
+from asyncllm.system.terminal import LOGGED_BYTES, LoadingBar
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import socket
 from types import SimpleNamespace
 from typing import Any
 
-from asyncllm.event_loop import new_event_loop
 from asyncllm.server.streaming.write_times import WriteTimes
+from asyncllm.system.event_loop import new_event_loop
 
 
 def test_first_writes_and_those_after() -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from asyncllm.executor.team.monitor import Monitor
 from asyncllm.executor.team.process import PeerProcess
-from asyncllm.json_log import JsonFormatter
+from asyncllm.system.json_log import JsonFormatter
 from tests.support.team.team import Team
 
 #: No wait of a test that passes takes this long.

@@ -1,0 +1,1 @@
+"""Child processes, threads, the event loop, terminals and log lines: nothing about models."""
