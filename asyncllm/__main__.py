@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run: Callable[[Namespace], int] = args.run
         return run(args)
     except AsyncLLMError as error:
-        from asyncllm.option_names import name_options
+        from asyncllm.config.option_names import name_options
 
         print(f"asyncllm: error: {name_options(error.message, error.param)}", file=sys.stderr)
         return 1

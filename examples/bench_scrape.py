@@ -15,10 +15,10 @@ import sys
 import time
 
 from asyncllm import AsyncLLM, SamplingParams
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.server.app import create_app
 from asyncllm.server.http.listener import Listener
 from asyncllm.server.metrics.scrape import PAGE
-from asyncllm.server_config import ServerConfig
 from asyncllm.supervise.listening import bind
 from asyncllm.system.event_loop import new_event_loop
 

@@ -23,6 +23,7 @@ import msgspec
 
 from asyncllm import AsyncLLM
 from asyncllm.config import EngineLimits
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.engine.engine import Engine
 from asyncllm.engine.policy import Fair
 from asyncllm.engine.scheduling.outcome import Applied
@@ -30,7 +31,6 @@ from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.executor.thread_executor import ThreadExecutor
 from asyncllm.server.app import create_app
 from asyncllm.server.http.listener import Listener
-from asyncllm.server_config import ServerConfig
 from asyncllm.supervise.listening import bind
 from asyncllm.system.event_loop import new_event_loop
 from asyncllm.wire.channel import FLUSH, Channel

@@ -26,8 +26,8 @@ from asyncllm.server.http.errors import ErrorBody
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
+    from asyncllm.config.server_config import ServerConfig
     from asyncllm.llm.async_llm import AsyncLLM
-    from asyncllm.server_config import ServerConfig
 
 #: The routes that requests may go to.
 URLS: Final = (

@@ -10,10 +10,10 @@ from typing import Any, Final
 import msgspec
 
 from asyncllm.config import EngineConfig
+from asyncllm.config.option_names import option_of
+from asyncllm.config.ray_config import RayConfig
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import BadRequest
-from asyncllm.option_names import option_of
-from asyncllm.ray_config import RayConfig
-from asyncllm.server_config import ServerConfig
 from asyncllm.system.suggest import did_you_mean
 from asyncllm.types import SamplingParams
 from asyncllm.vllm_options.table import options

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from asyncllm.config.option_names import option_of
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import BadRequest
-from asyncllm.option_names import option_of
-from asyncllm.server_config import ServerConfig
 from asyncllm.vllm_options.table import options, sections
 from asyncllm.vllm_options.translate import translate
 from asyncllm.vllm_options.values import merged

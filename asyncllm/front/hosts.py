@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from asyncllm.server_config import ServerConfig
+    from asyncllm.config.server_config import ServerConfig
 
 #: A Host header: a name, or an IPv6 address in brackets, and perhaps a port.
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]+(?:%[^\]\s]+)?\]|[a-z0-9._-]+)(?::[0-9]*)?", re.I)

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Any, overload
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.engine.requests.history import RequestTrace
 from asyncllm.engine.requests.mailbox import Mailbox
 from asyncllm.engine.token_constraints import is_prepared, prepare
@@ -16,7 +17,6 @@ from asyncllm.llm.embedding import embed
 from asyncllm.llm.generation import Batch, Intake, collect, read_request, tenant_of
 from asyncllm.llm.replicas.engine import ReplicaSearch, ReplicatedEngine
 from asyncllm.llm.served_model import ServedModel
-from asyncllm.server_config import ServerConfig
 from asyncllm.text.bad_words import bad_word_ids
 from asyncllm.types import (
     Completion,

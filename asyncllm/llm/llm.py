@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast, overload
 import numpy as np
 
 from asyncllm.config import EngineConfig
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.llm.async_llm import AsyncLLM
 from asyncllm.llm.brief_errors import brief
 from asyncllm.llm.generation import Batch, Intake, naming
 from asyncllm.llm.loop_thread import LoopThread
 from asyncllm.llm.options import engine_config
-from asyncllm.server_config import ServerConfig
 from asyncllm.system.terminal import is_free, progress_bar
 from asyncllm.types import SamplingParams, is_single
 from asyncllm.types.embedding import EmbeddingParams, embedding_params

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from asyncllm.config import EngineConfig
-    from asyncllm.ray_config import RayConfig
-    from asyncllm.server_config import ServerConfig
+    from asyncllm.config.ray_config import RayConfig
+    from asyncllm.config.server_config import ServerConfig
 
 log = logging.getLogger(__name__)
 

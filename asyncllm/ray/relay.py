@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
     from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
+    from asyncllm.config.server_config import ServerConfig
     from asyncllm.front.answers import Answer
     from asyncllm.ray.replica import Replica
     from asyncllm.server.embedded.asgi import Message, Receive, Send
     from asyncllm.server.http.errors import ErrorWriter
-    from asyncllm.server_config import ServerConfig
 
 log = logging.getLogger(__name__)
 

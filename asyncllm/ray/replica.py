@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from asyncllm.config import EngineConfig
+    from asyncllm.config.server_config import ServerConfig
     from asyncllm.ray.request import Request
     from asyncllm.server.embedded.exchange import Headers
-    from asyncllm.server_config import ServerConfig
 
 log = logging.getLogger(__name__)
 

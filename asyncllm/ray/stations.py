@@ -19,7 +19,7 @@ from asyncllm.wire.tcp import TOKEN_BYTES, listen
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
-    from asyncllm.server_config import ServerConfig
+    from asyncllm.config.server_config import ServerConfig
 
 
 class Station:

@@ -52,12 +52,12 @@ if TYPE_CHECKING:
 
     from aiohttp.typedefs import Handler, Middleware
 
+    from asyncllm.config.server_config import ServerConfig
     from asyncllm.server.http.errors import ErrorWriter
     from asyncllm.server.http.route import Route
     from asyncllm.server.limits.api_keys import Key
     from asyncllm.server.model import Model
     from asyncllm.server.observe.spans import Spans
-    from asyncllm.server_config import ServerConfig
 
 ROUTES: Final = (
     *openai_routes.ROUTES,

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 import msgspec
 from aiohttp import web
 
+from asyncllm.config.option_names import name_options, option_of
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import AsyncLLMError, BadRequest, Unauthorized
-from asyncllm.option_names import name_options, option_of
 from asyncllm.server.http.answer import Answer, json_response
 from asyncllm.server.http.route import Route
 from asyncllm.server.limits.api_keys import Key, configured_keys, has_key
-from asyncllm.server_config import ServerConfig
 from asyncllm.system.daemon_thread import run_in_daemon
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from asyncllm.config.option_names import name_options
 from asyncllm.errors import AsyncLLMError, EngineDead, NotReady
 from asyncllm.executor.startup_bill import ProcessBill
 from asyncllm.front.hosts import hosts_of
-from asyncllm.option_names import name_options
 from asyncllm.server.app import create_app
 from asyncllm.server.arrivals.ways import arrivals_of
 from asyncllm.server.garbage import collect_when_quiet
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
+    from asyncllm.config.server_config import ServerConfig
     from asyncllm.server.arrivals.ways import Arrivals
     from asyncllm.server.model import Model
     from asyncllm.server.reload import Options
     from asyncllm.server.watchdog import Watchdog
-    from asyncllm.server_config import ServerConfig
     from asyncllm.supervise.child import Parent
     from asyncllm.supervise.tls import Tls
 

@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager
 
+    from asyncllm.config.server_config import ServerConfig
     from asyncllm.engine.requests.history import RequestTrace
     from asyncllm.server.chat.requests import GeneratingFields
     from asyncllm.server.limits.api_keys import Key
     from asyncllm.server.model import Model
     from asyncllm.server.streaming.delivery import Delivery, Job
-    from asyncllm.server_config import ServerConfig
     from asyncllm.types import SchedulingParams
 
 T = TypeVar("T", bound=msgspec.Struct)

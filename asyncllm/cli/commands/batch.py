@@ -15,8 +15,8 @@ from asyncllm.cli.options import (
     usage_error,
 )
 from asyncllm.config import EngineConfig
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import BadRequest
-from asyncllm.server_config import ServerConfig
 from asyncllm.system.terminal import LoadingBar
 
 if TYPE_CHECKING:

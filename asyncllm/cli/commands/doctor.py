@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 from asyncllm.cli.options import add_model, add_options, config_from_args, usage_error
 from asyncllm.cli.values import list_of, positive
 from asyncllm.config import EngineConfig
+from asyncllm.config.option_names import name_options
 from asyncllm.errors import BadRequest, ModelError
-from asyncllm.option_names import name_options
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from asyncllm.cli.options import add_config_options, add_model, config_from_args, usage_error
 from asyncllm.cli.parser import UsageError
 from asyncllm.config import EngineConfig
+from asyncllm.config.option_names import name_options
+from asyncllm.config.ray_config import RayConfig
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import BadRequest, ModelError
 from asyncllm.front.hosts import hosts_of
-from asyncllm.option_names import name_options
-from asyncllm.ray_config import RayConfig
 from asyncllm.server.observe.log_format import configure_logging
-from asyncllm.server_config import ServerConfig
 from asyncllm.supervise.crowd import allow_all_files
 from asyncllm.supervise.listening import listen
 from asyncllm.supervise.standard_files import open_standard_files

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
+    from asyncllm.config.server_config import ServerConfig
     from asyncllm.server.http.listener import Listener
-    from asyncllm.server_config import ServerConfig
     from asyncllm.supervise.child import Parent
     from asyncllm.supervise.tls import Tls
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Iterable
     from types import TracebackType
 
+    from asyncllm.config.server_config import ServerConfig
     from asyncllm.server.model import Model
-    from asyncllm.server_config import ServerConfig
 
 Headers = list[tuple[bytes, bytes]]
 

@@ -15,7 +15,7 @@ from asyncllm.server.limits.accounts import Rates
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncllm.server_config import ServerConfig
+    from asyncllm.config.server_config import ServerConfig
 
 _TENANT: Final = web.RequestKey("asyncllm_tenant", str)
 

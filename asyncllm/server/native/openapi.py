@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from asyncllm.server_config import ServerConfig
+    from asyncllm.config.server_config import ServerConfig
 
 PATH: Final = "/openapi.json"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from asyncllm.system.json_log import JsonFormatter
 
 if TYPE_CHECKING:
-    from asyncllm.server_config import ServerConfig
+    from asyncllm.config.server_config import ServerConfig
 
 TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 

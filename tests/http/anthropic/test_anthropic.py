@@ -10,7 +10,7 @@ import anthropic
 import msgspec
 import pytest
 
-from asyncllm.server_config import ServerConfig
+from asyncllm.config.server_config import ServerConfig
 from tests.http.responses.test_responses import CALLS, make_llm, seen
 from tests.support.server.fake_llm import MAX_LEN, FakeLLM
 from tests.support.server.openapi import check

@@ -9,8 +9,8 @@ import anthropic
 import msgspec
 import pytest
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import StepError
-from asyncllm.server_config import ServerConfig
 from tests.http.anthropic.test_anthropic import HI, MESSAGES, TOOLS
 from tests.http.responses.test_responses import make_llm
 from tests.support.server.fake_llm import MAX_LEN, FakeLLM

@@ -12,9 +12,9 @@ import pytest
 
 from asyncllm.cli.answer_file import keep_answered
 from asyncllm.cli.batch_file import BadItem, Item, answered_id, read_items, run_batch
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.engine.requests.reservations import Reservation
 from asyncllm.errors import EngineDead, QueueFull
-from asyncllm.server_config import ServerConfig
 from tests.support.server.fake_llm import EMBEDDING_SIZE, FakeLLM
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -16,6 +16,7 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI, NotFoundError, OpenAI
 
 from asyncllm import LLM
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import StepError
 from asyncllm.server.app import create_app
 from asyncllm.server.embedded.exchange import InProcess
@@ -23,7 +24,6 @@ from asyncllm.server.embedded.httpx_transport import async_client
 from asyncllm.server.http import cuts
 from asyncllm.server.http.listener import Listener
 from asyncllm.server.http.middleware import request_id
-from asyncllm.server_config import ServerConfig
 from asyncllm.supervise.listening import bind
 from tests.support.server.fake_llm import FakeLLM
 from tests.support.server.polling import until, until_idle

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.server.arrivals.routed import LAST_WORDS_HEADER, LOST
 from asyncllm.server.embedded.exchange import InProcess, ask
-from asyncllm.server_config import ServerConfig
 from tests.support.server.fake_llm import FakeLLM
 
 

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.server.chat.requests import ChatRequest
 from asyncllm.server.native.requests import GenerateRequest
 from asyncllm.server.openai.requests import CompletionRequest
-from asyncllm.server_config import ServerConfig
 from tests.support.server.fake_llm import FakeLLM
 from tests.support.server.serving import Server, serving
 

@@ -18,9 +18,9 @@ import pytest
 from aiohttp.test_utils import BaseTestServer, TestServer
 
 from asyncllm import AsyncLLM
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.server.app import create_app
 from asyncllm.server.chat.requests import GeneratingFields
-from asyncllm.server_config import ServerConfig
 from tests.support.server.longest_lists import LongestLists
 from tests.support.server.openapi import (
     CHAT,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncllm.server_config import ServerConfig
+from asyncllm.config.server_config import ServerConfig
 from tests.support.server.serving import Server, serving
 
 if TYPE_CHECKING:

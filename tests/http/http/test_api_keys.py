@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.server.limits import api_keys
-from asyncllm.server_config import ServerConfig
 from tests.support.server.serving import serving
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import BadRequest
 from asyncllm.server.http import bodies
-from asyncllm.server_config import ServerConfig
 from tests.support.server.serving import Server, serving
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import BadRequest
-from asyncllm.server_config import ServerConfig
 from tests.support.server.serving import Answer, Server, serving
 
 PAGE = "https://app.example.org"

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import EngineDead
 from asyncllm.server.app import create_app
 from asyncllm.server.http.listener import Listener
 from asyncllm.server.service import SERVICE
-from asyncllm.server_config import ServerConfig
 from asyncllm.supervise.listening import bind
 from tests.support.server.fake_llm import FakeLLM
 

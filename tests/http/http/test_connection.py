@@ -9,9 +9,9 @@ from typing import Any
 import openai
 import pytest
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import BadRequest, DeadlineExceeded, NotReady, QueueFull, StepError
 from asyncllm.server.app import create_app
-from asyncllm.server_config import ServerConfig
 from tests.http.http.test_errors import check
 from tests.support.server.fake_llm import FakeLLM
 from tests.support.server.serving import Server, serving

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import EngineDead, StepError
-from asyncllm.server_config import ServerConfig
 from tests.support.server.serving import Answer, Server, serving
 
 USER = {"role": "user", "content": "a"}

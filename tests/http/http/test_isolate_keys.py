@@ -11,9 +11,9 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from asyncllm import AsyncLLM, SamplingParams, SchedulingParams
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import BadRequest
 from asyncllm.server.app import create_app
-from asyncllm.server_config import ServerConfig
 
 PROMPT = list(range(100, 164))
 TEXT = " ".join(["planet"] * 60)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import Payload
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.server.http import cuts as http_cuts
 from asyncllm.server.http.answer import json_body
 from asyncllm.server.http.cuts import (
@@ -28,7 +29,6 @@ from asyncllm.server.http.cuts import (
 from asyncllm.server.responses import store
 from asyncllm.server.streaming import sse
 from asyncllm.server.streaming.delivery import PackedLogprobs
-from asyncllm.server_config import ServerConfig
 from asyncllm.types import TokenLogprob
 from tests.support.server.serving import serving
 

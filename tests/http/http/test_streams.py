@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 import uvloop
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import StepError
-from asyncllm.server_config import ServerConfig
 from tests.support.server.fake_llm import FakeLLM
 from tests.support.server.serving import Answer, Server, serving
 

@@ -12,11 +12,11 @@ from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
 
 from asyncllm import Client, SamplingParams
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.requests import ChatRequest
 from asyncllm.server.http.fields import ignored_header, unknown_fields
 from asyncllm.server.http.parse import parse
-from asyncllm.server_config import ServerConfig
 from tests.support.server.serving import Answer, Server, serving
 
 HEADER = "X-Ignored-Parameters"

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import pytest
 import uvloop
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import BadRequest
 from asyncllm.server.http import acceptor
-from asyncllm.server_config import ServerConfig
 from asyncllm.supervise.tls import Tls, load_context
 from tests.support.server.fake_llm import FakeLLM
 from tests.support.server.serving import serving

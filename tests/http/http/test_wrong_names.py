@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncllm.server_config import ServerConfig
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.system.suggest import suggest_path
 from tests.support.server.serving import Server, serving
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from openai import OpenAI, RateLimitError
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import BadRequest, StepError
 from asyncllm.server.limits.accounts import Rates
 from asyncllm.server.limits.api_keys import configured_keys
-from asyncllm.server_config import ServerConfig
 from tests.support.server.serving import Answer, Server, serving
 
 if TYPE_CHECKING:

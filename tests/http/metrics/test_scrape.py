@@ -12,11 +12,11 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
 from asyncllm import AsyncLLM
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.engine.tenants import MOST_LABELS, OTHER, tenant_label
 from asyncllm.errors import BadRequest
 from asyncllm.server.app import create_app
 from asyncllm.server.metrics.scrape import KEPT_SECONDS
-from asyncllm.server_config import ServerConfig
 from tests.support.server.serving import Server, serving
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from unittest.mock import Mock
 
 import pytest
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.server.native import live
 from asyncllm.server.native.live_answers import MOST_ROWS
 from asyncllm.server.page.files import CONTENT_TYPES, FOLDER
-from asyncllm.server_config import ServerConfig
 from tests.support.server.fake_llm import FakeLLM
 from tests.support.server.openapi import CHAT, GENERATE, check
 from tests.support.server.serving import Server, serving

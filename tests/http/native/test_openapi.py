@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from schemathesis.specs.openapi.definitions import OPENAPI_31
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import BadRequest, DeadlineExceeded, StepError
 from asyncllm.server.app import ROUTES, create_app
-from asyncllm.server_config import ServerConfig
 from asyncllm.types import SamplingParams, SchedulingParams
 from tests.support.server.fake_llm import FakeLLM
 from tests.support.server.openapi import (

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.server.request_log import MOST_SEQUENCES, RequestLog, Served
 from asyncllm.server.trace import MAX_SEQUENCES
-from asyncllm.server_config import ServerConfig
 from tests.support.server.serving import serving
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.engine.stats import EngineStats
 from asyncllm.engine.tenants import tenant_label
 from asyncllm.server.http.middleware import request_id, request_tenant
 from asyncllm.server.observe.log_format import current_request
 from asyncllm.server.throughput_log import Throughput
-from asyncllm.server_config import ServerConfig
 from asyncllm.system.json_log import JsonFormatter, fields
 from tests.support.server.serving import Server, ServerProcess, serving
 

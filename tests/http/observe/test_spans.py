@@ -21,12 +21,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from asyncllm import AsyncLLM
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.engine.tenants import tenant_label
 from asyncllm.errors import BadRequest
 from asyncllm.server.app import create_app
 from asyncllm.server.observe import spans as spans_module
 from asyncllm.server.observe.spans import Spans
-from asyncllm.server_config import ServerConfig
 from tests.support.server.serving import ServerProcess
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -226,7 +226,7 @@ def test_a_dead_collector_holds_nobody_up(kind: str) -> None:
 def test_nothing_is_imported_unless_it_is_wanted() -> None:
     code = (
         "import sys; from asyncllm import AsyncLLM; from asyncllm.server.app import create_app; "
-        "from asyncllm.server_config import ServerConfig; "
+        "from asyncllm.config.server_config import ServerConfig; "
         "create_app(AsyncLLM(device='sim'), ServerConfig(log_requests=True)); "
         "assert not any(name.startswith('opentelemetry') for name in sys.modules)"
     )

@@ -8,8 +8,8 @@ from typing import Any
 import ollama
 import pytest
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import StepError
-from asyncllm.server_config import ServerConfig
 from tests.support.server.fake_llm import MAX_LEN, FakeLLM
 from tests.support.server.ollama_client import (
     CHAT,

@@ -12,10 +12,10 @@ import openai
 import pytest
 
 from asyncllm import Client, EmbeddingParams, SchedulingParams
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.engine.pooling import PooledParams
 from asyncllm.errors import BadRequest
 from asyncllm.server.openai.embeddings import LONG_ANSWER
-from asyncllm.server_config import ServerConfig
 from tests.http.http.test_errors import check
 from tests.support.server.fake_llm import BOS, EMBEDDING_SIZE, MAX_LEN, hidden_of
 from tests.support.server.serving import Server, serving

@@ -8,8 +8,8 @@ import msgspec
 import openai
 import pytest
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import DeadlineExceeded
-from asyncllm.server_config import ServerConfig
 from asyncllm.types import SchedulingParams
 from tests.support.server.serving import serving
 

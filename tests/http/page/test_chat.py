@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from asyncllm.server_config import ServerConfig
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.text.parsing import REASONING_FORMATS, TOOL_FORMATS, Formats
 from tests.support.server.browser import BrowserError, Tab
 from tests.support.server.fake_llm import FakeLLM, FakeTemplate

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from asyncllm import AsyncLLM
-from asyncllm.server_config import ServerConfig
+from asyncllm.config.server_config import ServerConfig
 from tests.http.process.test_supervise import supervised
 from tests.support.server.browser import Tab
 from tests.support.server.fake_llm import FakeLLM

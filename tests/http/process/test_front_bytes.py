@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncllm.server_config import ServerConfig
+from asyncllm.config.server_config import ServerConfig
 from tests.http.process.test_supervise import PATIENCE, supervised
 from tests.support.server.fake_llm import FakeLLM
 from tests.support.server.raw_cases import CASES, FOLLOWING

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.server.app import create_app
-from asyncllm.server_config import ServerConfig
 from tests.support.server.fake_llm import FakeLLM
 
 if TYPE_CHECKING:

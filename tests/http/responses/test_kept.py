@@ -10,11 +10,11 @@ from typing import Any
 import openai
 import pytest
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import StepError
 from asyncllm.server.responses.input import decode_item
 from asyncllm.server.responses.schemas import ReasoningItem
 from asyncllm.server.responses.store import ResponseStore, StoredResponse, stored_items
-from asyncllm.server_config import ServerConfig
 from tests.http.responses.test_responses import RESPONSES, make_llm, seen
 from tests.support.server.fake_llm import FakeLLM
 from tests.support.server.serving import Server, serving

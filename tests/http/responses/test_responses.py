@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from asyncllm.server_config import ServerConfig
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.text.parsing import REASONING_FORMATS, TOOL_FORMATS, Formats
 from tests.support.server.fake_llm import MAX_LEN, FakeLLM, FakeTemplate
 from tests.support.server.openapi import check

@@ -17,10 +17,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from asyncllm.config import EngineLimits
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.llm import load as loading
 from asyncllm.llm.async_llm import AsyncLLM
 from asyncllm.server.run import run
-from asyncllm.server_config import ServerConfig
 from asyncllm.wire.messages import StepResult, decode_plan, pack
 
 if TYPE_CHECKING:

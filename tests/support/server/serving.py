@@ -20,11 +20,11 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 import uvloop
 from aiohttp import web
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.front.hosts import hosts_of
 from asyncllm.server.app import create_app
 from asyncllm.server.http.browsers import guard
 from asyncllm.server.http.listener import Listener
-from asyncllm.server_config import ServerConfig
 from asyncllm.supervise.listening import bind
 from tests.support.server.fake_llm import FakeLLM
 

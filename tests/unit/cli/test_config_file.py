@@ -11,8 +11,8 @@ import pytest
 
 from asyncllm.__main__ import main
 from asyncllm.config import EngineConfig
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.llm.async_llm import AsyncLLM
-from asyncllm.server_config import ServerConfig
 
 FILES = {
     "c.yaml": "model: org/m\nmax-num-seqs: 8\napi_key: [a, b]\nprefix_caching: no\n"

@@ -19,9 +19,9 @@ from asyncllm.cli.options import add_config_options, config_from_args, given_opt
 from asyncllm.cli.parser import CommandParser
 from asyncllm.cli.sampling import add_sampling_options, sampling_params
 from asyncllm.config import EngineConfig
+from asyncllm.config.option_fields import GROUPS
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import ModelError
-from asyncllm.option_fields import GROUPS
-from asyncllm.server_config import ServerConfig
 from asyncllm.types import SamplingParams
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from asyncllm.__main__ import main
 from asyncllm.config import MIN_CACHE, EngineConfig
+from asyncllm.config.option_fields import Range, type_of
+from asyncllm.config.option_names import option_of
+from asyncllm.config.ray_config import RayConfig
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import BadRequest
-from asyncllm.option_fields import Range, type_of
-from asyncllm.option_names import option_of
-from asyncllm.ray_config import RayConfig
-from asyncllm.server_config import ServerConfig
 from asyncllm.types import SamplingParams
 
 STRUCTS: Final[tuple[type[msgspec.Struct], ...]] = (EngineConfig, ServerConfig, RayConfig)

@@ -10,8 +10,8 @@ import pytest
 
 from asyncllm.__main__ import main
 from asyncllm.config import EngineConfig
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.llm.async_llm import AsyncLLM
-from asyncllm.server_config import ServerConfig
 from asyncllm.system.terminal import LOGGED_BYTES, LoadingBar
 
 

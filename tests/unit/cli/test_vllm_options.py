@@ -10,11 +10,11 @@ import pytest
 from asyncllm.__main__ import main
 from asyncllm.cli.options import config_from_args
 from asyncllm.config import EngineConfig
+from asyncllm.config.option_names import option_of
+from asyncllm.config.ray_config import RayConfig
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import BadRequest
 from asyncllm.llm.options import engine_config
-from asyncllm.option_names import option_of
-from asyncllm.ray_config import RayConfig
-from asyncllm.server_config import ServerConfig
 from asyncllm.text.parsing import REASONING_FORMATS, TOOL_FORMATS
 from asyncllm.vllm_options.table import SAME, options
 from asyncllm.vllm_options.translate import translate

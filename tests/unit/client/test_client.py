@@ -16,6 +16,7 @@ from pytest_aiohttp import AiohttpServer
 
 from asyncllm import Client, SamplingParams
 from asyncllm.client.answers import EventDecoder
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import (
     AsyncLLMError,
     BadRequest,
@@ -28,7 +29,6 @@ from asyncllm.errors import (
     TooLarge,
     Unauthorized,
 )
-from asyncllm.server_config import ServerConfig
 from asyncllm.types import FinishReason, SchedulingParams, TokenDelta, TokenLogprob, Usage
 from tests.support.server.echo_llm import EchoLLM, echo_class
 from tests.support.server.serving import Server, serving

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from asyncllm import BadRequest, EngineConfig, SamplingParams, TokenDelta
-from asyncllm.server_config import ServerConfig
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.types import SchedulingParams, TokenLogprob
 from asyncllm.types.beam_search import BeamSearchParams
 from asyncllm.types.embedding import EmbeddingParams

@@ -15,8 +15,8 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client.parser import text_string_to_metric_families
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.front.metrics import Own
-from asyncllm.server_config import ServerConfig
 from tests.support.server.serving import serving
 
 DOCKER = Path(__file__).parents[3] / "docker"

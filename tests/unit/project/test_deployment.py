@@ -14,8 +14,8 @@ import pytest
 from asyncllm.__main__ import main
 from asyncllm.cli.commands import serve
 from asyncllm.cli.options import config_from_args
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.server.app import ROUTES
-from asyncllm.server_config import ServerConfig
 from asyncllm.supervise.signals import GRACE_SECONDS
 from asyncllm.supervise.supervisor import KILL_SECONDS
 

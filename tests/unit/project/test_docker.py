@@ -15,8 +15,8 @@ import pytest
 
 from asyncllm import __main__ as command_line
 from asyncllm.cli.commands import kernels, serve
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.server.app import create_app
-from asyncllm.server_config import ServerConfig
 
 if TYPE_CHECKING:
     import argparse

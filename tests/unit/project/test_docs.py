@@ -13,8 +13,8 @@ import pytest
 
 from asyncllm.__main__ import main
 from asyncllm.config import EngineConfig
-from asyncllm.ray_config import RayConfig
-from asyncllm.server_config import ServerConfig
+from asyncllm.config.ray_config import RayConfig
+from asyncllm.config.server_config import ServerConfig
 
 ROOT = Path(__file__).parents[3]
 #: Without CHANGELOG.md, which also names what is no more.

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from asyncllm.config.ray_config import RayConfig
 from asyncllm.errors import BadRequest
 from asyncllm.ray.application import build, read_options
-from asyncllm.ray_config import RayConfig
 
 
 def test_options_of_all_kinds_are_read() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from asyncllm import AsyncLLM
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.server import garbage, run
 from asyncllm.server.garbage import (
     FEW_REQUESTS,
@@ -21,7 +22,6 @@ from asyncllm.server.garbage import (
 )
 from asyncllm.server.run import serve
 from asyncllm.server.shutdown import Shutdown
-from asyncllm.server_config import ServerConfig
 from tests.support.server.fake_llm import FakeLLM
 
 pytestmark = pytest.mark.usefixtures("freezing")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from asyncllm.config import EngineConfig
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.server.reload import InForce, Options, Reloader
 from asyncllm.server.service import Service
-from asyncllm.server_config import ServerConfig
 
 
 async def test_what_changes_is_remembered_before_it_shows(

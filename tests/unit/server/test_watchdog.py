@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncllm.config import EngineConfig
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.engine.stats import EngineStats
 from asyncllm.errors import BadRequest
 from asyncllm.server.crash_report import MAX_REPORT_BYTES, MAX_REPORTS, CrashReports, describe
 from asyncllm.server.request_log import RequestLog, Served
 from asyncllm.server.watchdog import LENGTHY_SECONDS, STALL_SECONDS, Stillness, Watchdog
-from asyncllm.server_config import ServerConfig
 from asyncllm.wire.heartbeat import Heartbeat
 from tests.support.engine.scheduling import limits
 

@@ -7,8 +7,8 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from asyncllm.config.option_fields import Bytes, Count, Range, Seconds, check_ranges, doc
 from asyncllm.errors import BadRequest
-from asyncllm.option_fields import Bytes, Count, Range, Seconds, check_ranges, doc
 from asyncllm.types import Pooling
 from asyncllm.validate import check_types
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import msgspec
 
+from asyncllm.config.option_fields import Count, Gpus, check_ranges, doc
 from asyncllm.errors import BadRequest
-from asyncllm.option_fields import Count, Gpus, check_ranges, doc
 from asyncllm.validate import check_types
 
 

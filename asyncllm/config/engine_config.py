@@ -1,4 +1,4 @@
-"""EngineConfig: every option of a run. EngineLimits: the limits that follow from it and the model.
+"""EngineConfig: every option of a run.
 
 The command line is generated from the fields and their ``Meta`` descriptions. There is no
 configuration through environment variables.
@@ -11,8 +11,17 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from asyncllm.config.option_fields import (
+    MANY,
+    Count,
+    Gpus,
+    Range,
+    Share,
+    Threads,
+    check_ranges,
+    doc,
+)
 from asyncllm.errors import BadRequest
-from asyncllm.option_fields import MANY, Count, Gpus, Range, Share, Threads, check_ranges, doc
 from asyncllm.types import MAX_CACHE_TTL
 from asyncllm.types.sampling_defaults import check_overrides
 from asyncllm.validate import check_tcp_endpoint, check_types
@@ -302,48 +311,3 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.device in ("cpu", "sim"):
             return None
         return int(self.device.partition(":")[2] or 0)
-
-
-class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's limits, once device and model are known.
-
-    Attributes:
-        device: "cpu", "cuda" or "sim".
-        dtype: of the computation.
-        max_model_len: never more than the KV cache holds, so every sequence can finish alone.
-        itl_target: seconds; 0 for none.
-        host_pages: size of the host tier; 0 for none.
-        page_copy_seconds: a first guess of the time to move one page between the tiers.
-        max_decode_steps: the most tokens that one plan may decode of each row.
-        multi_step_rows: the most rows for which it decodes more than one: with few rows, launching
-            a step and returning its result take long compared with the step itself.
-        step_sizes: the numbers of tokens, rising, that steps with prompts are padded to, where
-            padding costs time.
-        max_cache_ttl: seconds, of ``SchedulingParams.cache_ttl_s``.
-        max_pinned_share: the share of the pages that one tenant may pin.
-        embedding_size: of a final hidden state, and so of an embedding.
-    """
-
-    device: str
-    dtype: str
-    num_pages: int
-    page_size: int
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    prefill_chunk: int
-    itl_target: float
-    prefix_caching: bool
-    host_pages: int
-    page_copy_seconds: float
-    max_waiting: int
-    max_waiting_tokens: int
-    steps_in_flight: int
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    max_decode_steps: int = 1
-    multi_step_rows: int = 8
-    step_sizes: tuple[int, ...] = ()
-    embedding_size: int = 0
-    max_cache_ttl: float = 3600.0
-    max_pinned_share: float = 0.25

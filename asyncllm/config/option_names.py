@@ -6,8 +6,8 @@ import re
 from typing import Final
 
 from asyncllm.config import EngineConfig
-from asyncllm.ray_config import RayConfig
-from asyncllm.server_config import ServerConfig
+from asyncllm.config.ray_config import RayConfig
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.types import SamplingParams
 
 _FIELDS: Final = {

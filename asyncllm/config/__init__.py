@@ -1,0 +1,10 @@
+"""The options of the engine, which every layer knows.
+
+Those of a server are in ``server_config``, those of Ray in ``ray_config``.
+"""
+
+from asyncllm.config.engine_config import MIN_CACHE as MIN_CACHE
+from asyncllm.config.engine_config import AttentionName as AttentionName
+from asyncllm.config.engine_config import EngineConfig as EngineConfig
+from asyncllm.config.engine_config import PolicyName as PolicyName
+from asyncllm.config.engine_limits import EngineLimits as EngineLimits
