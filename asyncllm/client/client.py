@@ -24,7 +24,6 @@ from asyncllm.client.answers import (
 )
 from asyncllm.client.requests import changed_fields, sampling_fields, scheduling_fields
 from asyncllm.errors import AsyncLLMError, BadRequest, NotFound
-from asyncllm.max_tokens import default_max_tokens
 from asyncllm.types import (
     Completion,
     Prompt,
@@ -36,7 +35,8 @@ from asyncllm.types import (
     plain_prompt,
 )
 from asyncllm.types.embedding import EmbeddingParams, embedding_params
-from asyncllm.validate import check_kind
+from asyncllm.types.max_tokens import default_max_tokens
+from asyncllm.types.validate import check_kind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence

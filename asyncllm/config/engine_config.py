@@ -24,7 +24,7 @@ from asyncllm.config.option_fields import (
 from asyncllm.errors import BadRequest
 from asyncllm.types import MAX_CACHE_TTL
 from asyncllm.types.sampling_defaults import check_overrides
-from asyncllm.validate import check_tcp_endpoint, check_types
+from asyncllm.types.validate import check_tcp_endpoint, check_types
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]

@@ -8,7 +8,7 @@ import msgspec
 
 from asyncllm.config.option_fields import Count, Gpus, check_ranges, doc
 from asyncllm.errors import BadRequest
-from asyncllm.validate import check_types
+from asyncllm.types.validate import check_types
 
 
 class RayConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import msgspec
 from asyncllm.config.option_fields import Bytes, Count, Range, Seconds, check_ranges, doc
 from asyncllm.errors import BadRequest
 from asyncllm.types import Pooling
-from asyncllm.validate import check_types
+from asyncllm.types.validate import check_types
 
 MetricsCompat = Literal["vllm"]
 LogFormat = Literal["text", "json"]

@@ -29,7 +29,7 @@ from asyncllm.types import (
 )
 from asyncllm.types.beam_search import Beam, BeamSearchParams
 from asyncllm.types.embedding import EmbeddingParams, embedding_params
-from asyncllm.validate import check_kind
+from asyncllm.types.validate import check_kind
 
 if TYPE_CHECKING:
     import httpx2

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.errors import BadRequest, QueueFull
-from asyncllm.max_tokens import bounded
 from asyncllm.system.event_loop import SLICE_SECONDS, sliced
 from asyncllm.types import (
     Completion,
@@ -19,7 +18,8 @@ from asyncllm.types import (
     SchedulingParams,
     Usage,
 )
-from asyncllm.validate import check_kind
+from asyncllm.types.max_tokens import bounded
+from asyncllm.types.validate import check_kind
 
 if TYPE_CHECKING:
     from asyncllm.engine.requests.reservations import Reservation

@@ -18,7 +18,7 @@ from asyncllm.llm.options import engine_config
 from asyncllm.system.terminal import is_free, progress_bar
 from asyncllm.types import SamplingParams, is_single
 from asyncllm.types.embedding import EmbeddingParams, embedding_params
-from asyncllm.validate import check_kind
+from asyncllm.types.validate import check_kind
 
 if TYPE_CHECKING:
     from pathlib import Path

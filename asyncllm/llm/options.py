@@ -10,7 +10,7 @@ from typing import Any
 from asyncllm.config import EngineConfig
 from asyncllm.errors import BadRequest
 from asyncllm.system.suggest import did_you_mean
-from asyncllm.validate import check_kind
+from asyncllm.types.validate import check_kind
 from asyncllm.vllm_options.table import options as vllm_options
 from asyncllm.vllm_options.translate import translate
 from asyncllm.vllm_options.values import own_word

@@ -27,7 +27,7 @@ from asyncllm.text.chat_template import ChatTemplate
 from asyncllm.text.tokenizer import Tokenizer
 from asyncllm.types import Prompt, SamplingParams, is_chat, plain_prompt
 from asyncllm.types.embedding import EmbeddingParams
-from asyncllm.validate import check_kind
+from asyncllm.types.validate import check_kind
 
 if TYPE_CHECKING:
     from asyncllm.engine.requests.reservations import Reservation

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from asyncllm.errors import BadRequest
 from asyncllm.types import MAX_LOGPROBS, Completion, Int32
-from asyncllm.validate import check_types
+from asyncllm.types.validate import check_types
 
 MAX_BEAMS: Final = 64
 #: Each of them makes every step look at ``beam_width`` more candidates of every beam.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import msgspec
 
 from asyncllm.errors import BadRequest, StepError
-from asyncllm.validate import check_kind, check_types
+from asyncllm.types.validate import check_kind, check_types
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from asyncllm.errors import BadRequest
-from asyncllm.validate import check_types
+from asyncllm.types.validate import check_types
 
 MAX_STOP_STRINGS = 32
 #: Characters of all stop strings together: each new token's text is compared with each of them.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from asyncllm.errors import BadRequest
-from asyncllm.max_tokens import bounded
 from asyncllm.server.chat.sampling import fan_out, sampling_params
 from asyncllm.server.chat.scheduling import expect_prompts
 from asyncllm.server.http.answer import encode
@@ -15,6 +14,7 @@ from asyncllm.server.native.schemas import Generated
 from asyncllm.server.openai.reply import usage
 from asyncllm.server.service import SERVICE
 from asyncllm.server.streaming.frames import DONE, EVENT_STREAM, error_frame, event
+from asyncllm.types.max_tokens import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
