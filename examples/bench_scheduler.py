@@ -24,8 +24,8 @@ import msgspec
 from loop_pauses import bench_pauses
 from tqdm import tqdm
 
-from asyncllm.cache.manager import KVCacheManager
 from asyncllm.config import EngineLimits
+from asyncllm.engine.cache.manager import KVCacheManager
 from asyncllm.engine.policy import POLICIES
 from asyncllm.engine.scheduling.outcome import Planned
 from asyncllm.engine.scheduling.scheduler import Scheduler

@@ -15,12 +15,12 @@ import msgspec
 from asyncllm import AsyncLLM, SamplingParams, SchedulingParams
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.engine.policy import POLICIES
+from asyncllm.engine.recording.record import digest_of
 from asyncllm.engine.requests.check import check_request
 from asyncllm.engine.scheduling.outcome import Planned
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.engine.token_constraints import prepare
-from asyncllm.replay.record import digest_of
 from asyncllm.server.garbage import collect_when_quiet
 from asyncllm.wire.messages import StepResult, encode, pack
 

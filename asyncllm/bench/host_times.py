@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 
 from asyncllm.bench.report import OnlineRow, Report
+from asyncllm.engine.recording.trace_file import Trace
 from asyncllm.engine.stats import StepFigures
 from asyncllm.replay.calibrate_host import begin_seconds, request_seconds
 from asyncllm.replay.least_squares import line, rounded
 from asyncllm.replay.steps import RecordedStep
-from asyncllm.replay.trace_file import Trace
 from asyncllm.sim.profile import HostTimes
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import zmq
 
-from asyncllm.cache.changes import NOT_YET, Changes, announce
+from asyncllm.engine.cache.changes import NOT_YET, Changes, announce
 from asyncllm.errors import ModelError
 
 log = logging.getLogger(__name__)

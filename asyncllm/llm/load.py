@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from asyncllm import demo
-from asyncllm.cache.changes import CacheChanges
-from asyncllm.cache.manager import KVCacheManager
 from asyncllm.config import EngineConfig
+from asyncllm.engine.cache.changes import CacheChanges
+from asyncllm.engine.cache.manager import KVCacheManager
 from asyncllm.engine.engine import Engine
 from asyncllm.engine.policy import Policy
+from asyncllm.engine.recording.record import RecordedScheduler
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.errors import BadRequest, EngineDead, ModelError
 from asyncllm.executor.startup_bill import StartupBill
@@ -32,7 +33,6 @@ from asyncllm.models.loading.hub import resolve_folder
 from asyncllm.models.registry import is_multimodal
 from asyncllm.models.sentence_transformers import read_embedding_params
 from asyncllm.models.spec import ModelSpec, read_sampling_defaults, read_spec
-from asyncllm.replay.record import RecordedScheduler
 from asyncllm.system.daemon_thread import run_in_daemon
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.chat_template import ChatTemplate

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from asyncllm.bench.cases import Range
-from asyncllm.replay.trace_file import NEW_ROOT, Arrival
+from asyncllm.engine.recording.trace_file import NEW_ROOT, Arrival
 from asyncllm.replay.workload import Workload
 
 #: Bytes of text that a token stands for.

@@ -11,13 +11,13 @@ import numpy as np
 from asyncllm.bench.cases import OnlineCase, Shot, warm_up
 from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import POLICIES
+from asyncllm.engine.recording.trace_file import NEW_ROOT, Arrival, Trace
 from asyncllm.errors import BadRequest
 from asyncllm.planning.cost import PredictedCost
 from asyncllm.planning.load import LoadPlan
 from asyncllm.planning.served import Reading, device_of
 from asyncllm.replay.figures import Figures, percentile
 from asyncllm.replay.simulate import NEVER, Simulation
-from asyncllm.replay.trace_file import NEW_ROOT, Arrival, Trace
 from asyncllm.replay.verify import verify
 from asyncllm.replay.workload import Workload
 

@@ -5,7 +5,8 @@ published logs, and others made up to be hard on a scheduler.
 
 ::
 
-    replayed = verify(Trace.read("run.trace"))  # asyncllm.replay.verify, .trace_file
+    trace = Trace.read("run.trace")  # asyncllm.engine.recording.trace_file
+    replayed = verify(trace)  # asyncllm.replay.verify
     assert replayed.mismatch is None
     figures = simulate(replayed, Variant.parse("budget=1024"))  # .simulate, .variants
 """

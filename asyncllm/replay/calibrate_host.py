@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
+from asyncllm.engine.recording.trace_file import Arrival, Event, Plan, Result, Trace
 from asyncllm.replay.least_squares import line, rising, rounded, solve
 from asyncllm.replay.steps import RecordedStep
-from asyncllm.replay.trace_file import Arrival, Event, Plan, Result, Trace
 from asyncllm.sim.profile import NOTHING, Curve, HostTimes, StepShape
 
 #: Points of ``HostTimes.idle``.

@@ -11,15 +11,8 @@ from typing import Final
 import msgspec
 
 from asyncllm.engine.policy import POLICIES, Policy
-from asyncllm.engine.scheduling.outcome import Planned
-from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
-from asyncllm.errors import BadRequest
-from asyncllm.replay.calibrate import calibrate
-from asyncllm.replay.figures import Figures, percentile
-from asyncllm.replay.record import digest_of
-from asyncllm.replay.run import Run
-from asyncllm.replay.steps import RecordedStep, Sample
-from asyncllm.replay.trace_file import (
+from asyncllm.engine.recording.record import digest_of
+from asyncllm.engine.recording.trace_file import (
     Arrival,
     Event,
     Finish,
@@ -29,6 +22,13 @@ from asyncllm.replay.trace_file import (
     Trace,
     TraceError,
 )
+from asyncllm.engine.scheduling.outcome import Planned
+from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
+from asyncllm.errors import BadRequest
+from asyncllm.replay.calibrate import calibrate
+from asyncllm.replay.figures import Figures, percentile
+from asyncllm.replay.run import Run
+from asyncllm.replay.steps import RecordedStep, Sample
 from asyncllm.replay.workload import LiveRequest, Workload
 from asyncllm.sim.profile import Profile
 from asyncllm.version import __version__

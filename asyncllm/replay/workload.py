@@ -9,9 +9,9 @@ from typing import Self
 import msgspec
 import numpy as np
 
+from asyncllm.engine.recording.trace_file import NEW_ROOT, Arrival, End, Pages, Trace, TraceError
 from asyncllm.engine.scheduling.sequence import FOREVER, Sequence
 from asyncllm.replay.figures import Record
-from asyncllm.replay.trace_file import NEW_ROOT, Arrival, End, Pages, Trace, TraceError
 from asyncllm.types import SamplingParams, SchedulingParams
 
 #: ``LiveRequest.stop_next`` sets stop tokens.

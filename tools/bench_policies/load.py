@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from asyncllm.config import EngineLimits
+from asyncllm.engine.recording.trace_file import NEW_ROOT, Arrival
 from asyncllm.engine.scheduling.sequence import FOREVER
 from asyncllm.errors import BadRequest
-from asyncllm.replay.trace_file import NEW_ROOT, Arrival
 from asyncllm.replay.workload import Workload
 
 

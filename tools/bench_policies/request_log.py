@@ -17,7 +17,7 @@ from typing import Annotated, Final, Protocol, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta
 
-from asyncllm.replay.trace_file import TraceError
+from asyncllm.engine.recording.trace_file import TraceError
 from tools.bench_policies.load import Load, LoadRequest
 
 T = TypeVar("T")

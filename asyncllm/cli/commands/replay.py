@@ -94,7 +94,7 @@ def _report(file: str) -> Report:
 
 def _verified(file: str, watch: Callable[[RecordedStep], None] | None) -> Replayed | None:
     """Replay a trace, and say how that went; None if the plans differ."""
-    from asyncllm.replay.trace_file import Trace
+    from asyncllm.engine.recording.trace_file import Trace
     from asyncllm.replay.verify import checksum_note, verify, version_note
 
     trace = Trace.read(file)

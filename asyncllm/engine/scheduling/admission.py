@@ -5,9 +5,9 @@ from __future__ import annotations
 import enum
 from itertools import islice
 
-from asyncllm.cache.manager import KVCacheManager
-from asyncllm.cache.match import Match
 from asyncllm.config import EngineLimits
+from asyncllm.engine.cache.manager import KVCacheManager
+from asyncllm.engine.cache.match import Match
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.scheduling.copies import PageCopies
 from asyncllm.engine.scheduling.forecast import Forecast

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncllm.cache.manager import KVCacheManager
+from asyncllm.engine.cache.manager import KVCacheManager
 from asyncllm.engine.scheduling.batch import RunningBatch
 
 

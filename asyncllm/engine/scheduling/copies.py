@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from asyncllm.cache.manager import Copies, KVCacheManager
-from asyncllm.cache.match import Match
+from asyncllm.engine.cache.manager import Copies, KVCacheManager
+from asyncllm.engine.cache.match import Match
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
 from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
 from asyncllm.wire.messages import TO_DEVICE, TO_HOST, pack

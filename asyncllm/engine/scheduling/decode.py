@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from asyncllm.cache.manager import KVCacheManager
 from asyncllm.config import EngineLimits
+from asyncllm.engine.cache.manager import KVCacheManager
 from asyncllm.engine.scheduling.admission import Admission
 from asyncllm.engine.scheduling.batch import Ints, RunningBatch
 from asyncllm.engine.scheduling.copies import PageCopies

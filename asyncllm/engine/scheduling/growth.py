@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncllm.cache.manager import KVCacheManager
+from asyncllm.engine.cache.manager import KVCacheManager
 from asyncllm.engine.scheduling.forecast import Forecast
 from asyncllm.engine.scheduling.sequence import Sequence
 

@@ -6,8 +6,8 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable
 
-from asyncllm.cache.manager import KVCacheManager
 from asyncllm.config import EngineLimits
+from asyncllm.engine.cache.manager import KVCacheManager
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.scheduling.admission import Admission, Entry
 from asyncllm.engine.scheduling.batch import RunningBatch

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Self
 
-from asyncllm.cache.manager import KVCacheManager
 from asyncllm.config import EngineLimits
+from asyncllm.engine.cache.manager import KVCacheManager
 from asyncllm.engine.policy import Policy, Ranked
 from asyncllm.engine.policy_guard import PolicyGuard
 from asyncllm.engine.scheduling.admission import Admission

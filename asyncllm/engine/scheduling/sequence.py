@@ -6,7 +6,7 @@ import enum
 from array import array
 from collections.abc import Sequence as Seq
 
-from asyncllm.cache.node import Node
+from asyncllm.engine.cache.node import Node
 from asyncllm.engine.pooling import PooledParams
 from asyncllm.engine.scheduling.timeline import Timeline
 from asyncllm.engine.token_constraints import PreparedParams

@@ -13,8 +13,8 @@ from asyncllm.kernels.types import AttentionSpec
 class KVPool:
     """K and V of every layer, in pages of ``page_size`` tokens (``attention.base.KVPages``).
 
-    Only ``cache/`` knows which pages are free or shared. Page 0 is a page like any other, and also
-    pads block tables, so results must not depend on what is read there.
+    Only ``engine/cache/`` knows which pages are free or shared. Page 0 is a page like any other,
+    and also pads block tables, so results must not depend on what is read there.
 
     Zeroing the pool commits the memory, so a machine that cannot hold it fails at start-up, not
     under load. It says nothing about later contents: a page keeps what its last owner wrote. This

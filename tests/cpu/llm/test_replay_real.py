@@ -13,7 +13,7 @@ import pytest
 from asyncllm import AsyncLLM, SamplingParams
 from asyncllm.__main__ import main
 from asyncllm.engine.policy import Aged
-from asyncllm.replay.trace_file import Trace
+from asyncllm.engine.recording.trace_file import Trace
 from asyncllm.replay.verify import verify
 from asyncllm.types import SchedulingParams
 

@@ -9,9 +9,9 @@ from itertools import count
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from asyncllm.cache.node import COLD, NO_PAGE, Node, pending_below
-from asyncllm.cache.pages import PageAllocator
-from asyncllm.cache.radix import PrefixTree
+from asyncllm.engine.cache.node import COLD, NO_PAGE, Node, pending_below
+from asyncllm.engine.cache.pages import PageAllocator
+from asyncllm.engine.cache.radix import PrefixTree
 from tests.support.engine.scheduling import path
 
 #: A salt, and the tokens of one or more whole pages.

@@ -11,10 +11,10 @@ import msgspec
 
 from asyncllm.engine.policy import POLICIES
 from asyncllm.engine.pooling import PooledParams
+from asyncllm.engine.recording.record import RecordedScheduler
+from asyncllm.engine.recording.trace_file import MAGIC, MAX_BYTES, UNCHECKED_FORMAT, Trace
+from asyncllm.engine.recording.trace_parts import find_parts
 from asyncllm.engine.scheduling.sequence import Sequence
-from asyncllm.replay.record import RecordedScheduler
-from asyncllm.replay.trace_file import MAGIC, MAX_BYTES, UNCHECKED_FORMAT, Trace
-from asyncllm.replay.trace_parts import find_parts
 from asyncllm.replay.verify import Replayed, verify
 from asyncllm.types import SamplingParams
 from asyncllm.wire.messages import BAD_TOKEN, unpack

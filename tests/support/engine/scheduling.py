@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from asyncllm.cache.manager import KVCacheManager
-from asyncllm.cache.node import NO_PAGE, Node
 from asyncllm.config import EngineLimits
+from asyncllm.engine.cache.manager import KVCacheManager
+from asyncllm.engine.cache.node import NO_PAGE, Node
 from asyncllm.engine.policy import Fair, Policy
 from asyncllm.engine.scheduling.lengths import OutputLengths
 from asyncllm.engine.scheduling.scheduler import Scheduler

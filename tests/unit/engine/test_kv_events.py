@@ -16,10 +16,10 @@ import zmq
 import zmq.asyncio
 
 from asyncllm import AsyncLLM, BadRequest, SamplingParams, SchedulingParams
-from asyncllm.cache.changes import NOT_YET, Changes
-from asyncllm.cache.node import NO_PAGE, Node
 from asyncllm.config import EngineConfig
 from asyncllm.engine import kv_events
+from asyncllm.engine.cache.changes import NOT_YET, Changes
+from asyncllm.engine.cache.node import NO_PAGE, Node
 from asyncllm.engine.engine import Engine
 from asyncllm.engine.kv_events import KVEventPublisher
 from asyncllm.engine.scheduling.scheduler import Scheduler

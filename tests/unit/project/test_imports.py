@@ -36,7 +36,7 @@ def test_the_client_needs_no_numbers_until_it_embeds() -> None:
     assert not loaded_by("from asyncllm import Client, EmbeddingParams") & {"torch", "numpy"}
 
 
-@pytest.mark.parametrize("folder", ["engine", "cache", "wire", "text", "server", "bench"])
+@pytest.mark.parametrize("folder", ["engine", "wire", "text", "server", "bench"])
 def test_the_loop_side_needs_no_torch(folder: str) -> None:
     names = modules(folder)
     assert names

@@ -18,10 +18,8 @@ from hypothesis import strategies as st
 from asyncllm import SamplingParams
 from asyncllm.__main__ import main
 from asyncllm.engine.policy import POLICIES, Policy
-from asyncllm.engine.scheduling.outcome import Planned
-from asyncllm.engine.scheduling.scheduler import Scheduler
-from asyncllm.replay.record import RecordedScheduler
-from asyncllm.replay.trace_file import (
+from asyncllm.engine.recording.record import RecordedScheduler
+from asyncllm.engine.recording.trace_file import (
     FORMAT,
     MAGIC,
     Header,
@@ -31,7 +29,9 @@ from asyncllm.replay.trace_file import (
     TraceError,
     TraceWriter,
 )
-from asyncllm.replay.trace_parts import make_part
+from asyncllm.engine.recording.trace_parts import make_part
+from asyncllm.engine.scheduling.outcome import Planned
+from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.replay.verify import verify
 from tests.support.engine.recording import TIGHT, Driver, record, replay, unchecked
 from tests.support.engine.scheduling import limits, sequence

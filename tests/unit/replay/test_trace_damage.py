@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from asyncllm.__main__ import main
-from asyncllm.replay import trace_file
-from asyncllm.replay.trace_file import (
+from asyncllm.engine.recording import trace_file
+from asyncllm.engine.recording.trace_file import (
     FORMAT,
     MAGIC,
     End,
@@ -21,7 +21,7 @@ from asyncllm.replay.trace_file import (
     Trace,
     TraceError,
 )
-from asyncllm.replay.trace_parts import TRAILER, find_parts, make_part
+from asyncllm.engine.recording.trace_parts import TRAILER, find_parts, make_part
 from tests.support.engine.recording import record, unchecked
 from tests.support.engine.scheduling import limits
 

@@ -11,9 +11,9 @@ import pytest
 
 from asyncllm import AsyncLLM, SamplingParams
 from asyncllm.__main__ import main
+from asyncllm.engine.recording.trace_file import Header, TraceWriter
 from asyncllm.replay.figures import Figures, percentile
 from asyncllm.replay.simulate import simulate
-from asyncllm.replay.trace_file import Header, TraceWriter
 from asyncllm.replay.variants import Variant
 from asyncllm.replay.verify import Replayed
 from asyncllm.sim import virtual_time

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from asyncllm.cache.manager import KVCacheManager
-from asyncllm.cache.match import Match
+from asyncllm.engine.cache.manager import KVCacheManager
+from asyncllm.engine.cache.match import Match
 from asyncllm.engine.scheduling.copies import PageCopies
 from asyncllm.engine.scheduling.growth import Growth
 from asyncllm.engine.scheduling.sequence import Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
-from asyncllm.cache.lazy_heap import LazyHeap
+from asyncllm.engine.cache.lazy_heap import LazyHeap
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.scheduling.sequence import FOREVER, Sequence, Turn
 from asyncllm.engine.scheduling.waiting.account import Account

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from asyncllm.cache.manager import KVCacheManager
-from asyncllm.cache.node import Node
+from asyncllm.engine.cache.manager import KVCacheManager
+from asyncllm.engine.cache.node import Node
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncllm.cache.manager import KVCacheManager
+from asyncllm.engine.cache.manager import KVCacheManager
 from asyncllm.engine.scheduling.copies import MOST_SAVED, MOST_SAVING_SECONDS, PageCopies
 from asyncllm.engine.scheduling.timing.prefill_room import StepShape
 from asyncllm.engine.scheduling.timing.step_time import StepTimeModel

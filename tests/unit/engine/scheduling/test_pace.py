@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncllm.engine.policy import LongestFirst
+from asyncllm.engine.recording.trace_file import CHUNK
 from asyncllm.engine.scheduling.pace import CHUNK_SECONDS, GAP
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.engine.scheduling.timing.prefill_room import StepCost
 from asyncllm.engine.scheduling.waiting.queue import WaitingQueue
-from asyncllm.replay.trace_file import CHUNK
 from asyncllm.types import SamplingParams
 from asyncllm.wire.messages import StepResult, pack, unpack
 from tests.support.engine.scheduling import limits, sequence

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from asyncllm.cache.lazy_heap import LazyHeap
+from asyncllm.engine.cache.lazy_heap import LazyHeap
 from asyncllm.engine.policy import POLICIES, Fair, LongestFirst, Policy, Ranked
 from asyncllm.engine.policy_guard import LAST
 from asyncllm.engine.scheduling.scheduler import Scheduler

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from asyncllm.engine.recording.trace_file import TraceError
 from asyncllm.errors import BadRequest
-from asyncllm.replay.trace_file import TraceError
 from tools.bench_policies.load import Load, LoadRequest
 from tools.bench_policies.request_log import read_log
 

@@ -18,8 +18,8 @@ from zlib import crc32
 import msgspec
 
 from asyncllm.config import EngineLimits
+from asyncllm.engine.recording.trace_parts import OVERHEAD, TRAILER, Parts, find_parts, make_part
 from asyncllm.errors import AsyncLLMError
-from asyncllm.replay.trace_parts import OVERHEAD, TRAILER, Parts, find_parts, make_part
 from asyncllm.version import __version__
 
 log = logging.getLogger(__name__)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from array import array
 from typing import NamedTuple, Protocol, Self
 
-from asyncllm.cache.changes import CacheChanges
-from asyncllm.cache.match import Match
-from asyncllm.cache.node import NO_PAGE, Node, pending_below
-from asyncllm.cache.pages import PageAllocator
-from asyncllm.cache.radix import PrefixTree
 from asyncllm.config import EngineLimits
+from asyncllm.engine.cache.changes import CacheChanges
+from asyncllm.engine.cache.match import Match
+from asyncllm.engine.cache.node import NO_PAGE, Node, pending_below
+from asyncllm.engine.cache.pages import PageAllocator
+from asyncllm.engine.cache.radix import PrefixTree
 
 
 class PageHolder(Protocol):

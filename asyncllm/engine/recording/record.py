@@ -8,15 +8,12 @@ from zlib import crc32
 
 import msgspec
 
-from asyncllm.cache.manager import KVCacheManager
-from asyncllm.cache.node import Node
 from asyncllm.config import EngineLimits
+from asyncllm.engine.cache.manager import KVCacheManager
+from asyncllm.engine.cache.node import Node
 from asyncllm.engine.policy import POLICIES, Policy
-from asyncllm.engine.scheduling.outcome import Applied, Planned
-from asyncllm.engine.scheduling.scheduler import Scheduler
-from asyncllm.engine.scheduling.sequence import FOREVER, SeqState, Sequence
-from asyncllm.replay.page_ids import PageIds, Place
-from asyncllm.replay.trace_file import (
+from asyncllm.engine.recording.page_ids import PageIds, Place
+from asyncllm.engine.recording.trace_file import (
     MAX_BYTES,
     NEW_ROOT,
     Arrival,
@@ -28,6 +25,9 @@ from asyncllm.replay.trace_file import (
     Result,
     TraceWriter,
 )
+from asyncllm.engine.scheduling.outcome import Applied, Planned
+from asyncllm.engine.scheduling.scheduler import Scheduler
+from asyncllm.engine.scheduling.sequence import FOREVER, SeqState, Sequence
 from asyncllm.types import FinishReason
 from asyncllm.version import __version__
 from asyncllm.wire.messages import BAD_TOKEN, StepPlan, StepResult, pack, unpack

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from array import array
 
-from asyncllm.cache.changes import CacheChanges
-from asyncllm.cache.host_tier import HostTier
-from asyncllm.cache.match import Match
-from asyncllm.cache.node import COLD, NO_PAGE, Node, take_apart
-from asyncllm.cache.pages import PageAllocator
-from asyncllm.cache.pins import EvictionOrder, Pins
+from asyncllm.engine.cache.changes import CacheChanges
+from asyncllm.engine.cache.host_tier import HostTier
+from asyncllm.engine.cache.match import Match
+from asyncllm.engine.cache.node import COLD, NO_PAGE, Node, take_apart
+from asyncllm.engine.cache.pages import PageAllocator
+from asyncllm.engine.cache.pins import EvictionOrder, Pins
 
 
 class PrefixTree:

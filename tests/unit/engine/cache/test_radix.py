@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from asyncllm.cache.node import Node
-from asyncllm.cache.pages import PageAllocator
-from asyncllm.cache.radix import PrefixTree
+from asyncllm.engine.cache.node import Node
+from asyncllm.engine.cache.pages import PageAllocator
+from asyncllm.engine.cache.radix import PrefixTree
 from tests.support.engine.prefix_model import Entry, TreeMachine
 
 
@@ -189,7 +189,7 @@ def alive(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
         watched.append(weakref.ref(children))
         return node
 
-    monkeypatch.setattr("asyncllm.cache.radix.Node", make)
+    monkeypatch.setattr("asyncllm.engine.cache.radix.Node", make)
     gc.disable()
     yield lambda: sum(children() is not None for children in watched)
     gc.enable()

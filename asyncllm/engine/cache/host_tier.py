@@ -10,9 +10,9 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable
 
-from asyncllm.cache.lazy_heap import LazyHeap
-from asyncllm.cache.node import NO_PAGE, Node
-from asyncllm.cache.pages import PageAllocator
+from asyncllm.engine.cache.lazy_heap import LazyHeap
+from asyncllm.engine.cache.node import NO_PAGE, Node
+from asyncllm.engine.cache.pages import PageAllocator
 
 #: The share of the device's pages that are free or ahead, so that many can be taken at once: with
 #: an 8B model on an H200, those of 49,000 tokens. And the least number of them.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asyncllm.cache.lazy_heap import LazyHeap
-from asyncllm.cache.node import Node, Pin
+from asyncllm.engine.cache.lazy_heap import LazyHeap
+from asyncllm.engine.cache.node import Node, Pin
 
 
 class Pins:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from asyncllm.cache.manager import Copies, KVCacheManager
+from asyncllm.engine.cache.manager import Copies, KVCacheManager
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
 from asyncllm.wire.messages import BAD_TOKEN, StepResult, pack

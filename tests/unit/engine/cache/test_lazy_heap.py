@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from asyncllm.cache.lazy_heap import LazyHeap
+from asyncllm.engine.cache.lazy_heap import LazyHeap
 
 RANKS = st.integers(0, 5).map(float) | st.sampled_from([float("-inf"), float("inf"), -0.5])
 

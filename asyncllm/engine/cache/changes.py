@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
-from asyncllm.cache.node import Node
+from asyncllm.engine.cache.node import Node
 
 #: ``Node.digest`` of a page that is not announced, and of one that never is.
 NOT_YET: Final = 0

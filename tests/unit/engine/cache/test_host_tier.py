@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
-from asyncllm.cache.lazy_heap import LazyHeap
-from asyncllm.cache.manager import Copies, KVCacheManager
+from asyncllm.engine.cache.lazy_heap import LazyHeap
+from asyncllm.engine.cache.manager import Copies, KVCacheManager
 from asyncllm.engine.scheduling.sequence import Sequence
 from tests.support.engine.scheduling import sequence
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from asyncllm.cache.node import Node
+from asyncllm.engine.cache.node import Node
 
 
 class Match(NamedTuple):

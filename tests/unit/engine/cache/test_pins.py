@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from asyncllm.cache.lazy_heap import LazyHeap
-from asyncllm.cache.manager import KVCacheManager
+from asyncllm.engine.cache.lazy_heap import LazyHeap
+from asyncllm.engine.cache.manager import KVCacheManager
 from tests.support.engine.scheduling import sequence
 
 

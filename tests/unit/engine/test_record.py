@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncllm.engine.policy import Fair, Policy
-from asyncllm.replay.page_ids import PageIds, Place
-from asyncllm.replay.record import RecordedScheduler, policy_name
-from asyncllm.replay.trace_file import (
+from asyncllm.engine.recording.page_ids import PageIds, Place
+from asyncllm.engine.recording.record import RecordedScheduler, policy_name
+from asyncllm.engine.recording.trace_file import (
     CHUNK,
     NEW_ROOT,
     Arrival,

@@ -1,0 +1,1 @@
+"""What ``--trace`` writes: every plan of the scheduler, and what it was made from."""
