@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass, field
 
 from asyncllm import AsyncLLM, SamplingParams, TokenDelta
-from asyncllm.sim import virtual_time
+from asyncllm.executor.sim import virtual_time
 from asyncllm.system.terminal import progress_bar
 
 SYSTEM_PROMPTS = 4

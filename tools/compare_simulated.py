@@ -29,8 +29,8 @@ from asyncllm.bench.offline import run_case
 from asyncllm.bench.online import summarize
 from asyncllm.bench.report import OfflineRow, OnlineRow, Report, decode_report
 from asyncllm.errors import AsyncLLMError, BadRequest
-from asyncllm.sim import virtual_time
-from asyncllm.sim.profile import HostTimes, find_profile
+from asyncllm.executor.sim import virtual_time
+from asyncllm.executor.sim.profile import HostTimes, find_profile
 from asyncllm.system.terminal import table
 from asyncllm.types import SamplingParams, TokenDelta
 

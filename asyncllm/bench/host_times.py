@@ -12,10 +12,10 @@ import numpy as np
 from asyncllm.bench.report import OnlineRow, Report
 from asyncllm.engine.recording.trace_file import Trace
 from asyncllm.engine.stats import StepFigures
+from asyncllm.executor.sim.profile import HostTimes
 from asyncllm.replay.calibrate_host import begin_seconds, request_seconds
 from asyncllm.replay.least_squares import line, rounded
 from asyncllm.replay.steps import RecordedStep
-from asyncllm.sim.profile import HostTimes
 
 
 def host_times(

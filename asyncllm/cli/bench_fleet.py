@@ -137,10 +137,10 @@ def run_fleet(args: argparse.Namespace) -> int:
 def _fleet(args: argparse.Namespace) -> tuple[Fleet, ChatLoad]:
     from asyncllm import demo
     from asyncllm.config import EngineConfig
+    from asyncllm.executor.sim.executor import resolve_sim
     from asyncllm.models.spec import read_spec
     from asyncllm.planning.chats import ChatLoad
     from asyncllm.planning.fleet import Fleet
-    from asyncllm.sim.executor import resolve_sim
 
     config = EngineConfig(device="sim", sim_profile=args.sim_profile)
     limits, cost = resolve_sim(config, read_spec(demo.path()))

@@ -23,8 +23,8 @@ SERVER: Final = (
     "asyncllm.llm.async_llm",
     "asyncllm.server.reload",
     "asyncllm.server.run",
-    "asyncllm.startup.preload",
-    "asyncllm.startup.read_ahead",
+    "asyncllm.executor.startup.preload",
+    "asyncllm.executor.startup.read_ahead",
 )
 #: What libraries import where they first need it.
 LATE: Final = ("encodings.idna", "rich.live", "rich.progress", "uvloop")

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from asyncllm.errors import EngineDead, KernelError
-from asyncllm.startup.kernel_compiler import KernelCompiler, expects_job, job_of
+from asyncllm.executor.startup.kernel_compiler import KernelCompiler, expects_job, job_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from asyncllm.config import EngineConfig
-    from asyncllm.startup.compile_job import CompileJob
+    from asyncllm.executor.startup.compile_job import CompileJob
 
 log = logging.getLogger(__name__)
 

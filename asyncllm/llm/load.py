@@ -275,8 +275,8 @@ def _executor(
         return process, process.grammars, time.perf_counter
     structured = StructuredOutput()
     if config.device == "sim":
-        from asyncllm.sim import virtual_time
-        from asyncllm.sim.executor import build_sim
+        from asyncllm.executor.sim import virtual_time
+        from asyncllm.executor.sim.executor import build_sim
 
         clock = virtual_time.clock_of(asyncio.get_running_loop())
         return build_sim(config, spec, clock), structured, clock

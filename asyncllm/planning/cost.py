@@ -17,13 +17,13 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from asyncllm.executor.sim.cost import H200, Roofline, SimCost
+from asyncllm.executor.sim.profile import Profile, StepShape, shipped
+from asyncllm.executor.sim.shape import SHAPES, Work
+from asyncllm.executor.sim.timeline import StepTiming
 from asyncllm.planning.all_reduce import all_reduce_seconds
 from asyncllm.planning.gpus import PlannedGpu
 from asyncllm.planning.rank import RankModel
-from asyncllm.sim.cost import H200, Roofline, SimCost
-from asyncllm.sim.profile import Profile, StepShape, shipped
-from asyncllm.sim.shape import SHAPES, Work
-from asyncllm.sim.timeline import StepTiming
 
 #: The names of the measured profiles, from the smallest model on.
 MEASURED: Final = ("h200-0.6b", "h200-8b")

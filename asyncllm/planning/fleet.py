@@ -19,6 +19,7 @@ import numpy as np
 
 from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import POLICIES
+from asyncllm.executor.sim.profile import HostTimes
 from asyncllm.front.blocks import blocks
 from asyncllm.front.router import Placed, Router
 from asyncllm.planning.chats import TOKEN_BYTES, Chat, ChatLoad, Turn, make_chats
@@ -26,7 +27,6 @@ from asyncllm.planning.served import Reading, StepCost, device_of
 from asyncllm.replay.figures import Record, percentile
 from asyncllm.replay.simulate import NEVER, Simulation
 from asyncllm.replay.workload import Workload
-from asyncllm.sim.profile import HostTimes
 
 Routing = Literal["affinity", "least", "random"]
 #: Seconds after which a client asks again whose answer broke off, or whom nobody could serve.

@@ -7,8 +7,8 @@ from typing import Final
 import msgspec
 
 from asyncllm.errors import BadRequest
+from asyncllm.executor.sim import cost
 from asyncllm.kernels import gpu as kernels
-from asyncllm.sim import cost
 from asyncllm.system.suggest import did_you_mean
 
 #: The shares of a data sheet's bandwidth and of its dense 16-bit operations that the measured H200

@@ -20,11 +20,11 @@ from asyncllm.executor.memory.limits import (
     step_tokens,
 )
 from asyncllm.executor.memory.profile import StepMemory
+from asyncllm.executor.sim.cost import H200
+from asyncllm.executor.startup.step_memory import step_memory
 from asyncllm.executor.step.padded_steps import step_sizes
 from asyncllm.planning.gpus import PlannedGpu
 from asyncllm.planning.rank import RankModel, torch_dtype
-from asyncllm.sim.cost import H200
-from asyncllm.startup.step_memory import step_memory
 
 #: A step's memory as the allocator reserves it, to that of its tensors: 1.02 GiB to 0.89 were
 #: measured with Qwen3-8B on an H200, and 0.44 to 0.37 with 0.6B.

@@ -9,6 +9,13 @@ import torch
 
 from asyncllm.config import EngineConfig
 from asyncllm.executor.memory.limits import step_tokens, wanted_length
+from asyncllm.executor.sim.shape import (
+    KERNELS_OF_EXPERTS,
+    KERNELS_PER_LAYER,
+    KERNELS_PER_STEP,
+    Attention,
+    Work,
+)
 from asyncllm.executor.step.padded_steps import captured_tokens
 from asyncllm.kernels.gpu import Gpu
 from asyncllm.models.base import CausalLM
@@ -21,13 +28,6 @@ from asyncllm.models.loading.loader import make_model
 from asyncllm.models.quant.weight import QuantizedWeight
 from asyncllm.models.spec import ModelSpec
 from asyncllm.parallel.ranks import Apart
-from asyncllm.sim.shape import (
-    KERNELS_OF_EXPERTS,
-    KERNELS_PER_LAYER,
-    KERNELS_PER_STEP,
-    Attention,
-    Work,
-)
 
 
 class RankModel(NamedTuple):

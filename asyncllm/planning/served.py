@@ -7,13 +7,13 @@ from typing import Protocol
 import numpy as np
 
 from asyncllm.config import EngineLimits
+from asyncllm.executor.sim.profile import HostTimes
+from asyncllm.executor.sim.timeline import StepTiming
 from asyncllm.replay.simulate import Device
-from asyncllm.sim.profile import HostTimes
-from asyncllm.sim.timeline import StepTiming
 
 
 class StepCost(Protocol):
-    """Step times; see ``asyncllm.sim.cost.SimCost``."""
+    """Step times; see ``asyncllm.executor.sim.cost.SimCost``."""
 
     def timing(
         self,

@@ -1,7 +1,8 @@
 """Calibrate: a profile of the simulated device from the measured steps of traces.
 
-Every table of ``asyncllm.sim.profile`` is a linear function of its points, so all of them are
-fitted at once: least squares of relative errors, with points that do not fall where time cannot.
+Every table of ``asyncllm.executor.sim.profile`` is a linear function of its points, so all of
+them are fitted at once: least squares of relative errors, with points that do not fall where time
+cannot.
 """
 
 from __future__ import annotations
@@ -15,10 +16,18 @@ import numpy as np
 
 from asyncllm.config import EngineLimits
 from asyncllm.errors import BadRequest
+from asyncllm.executor.sim.profile import (
+    Curve,
+    HostTimes,
+    Kind,
+    Profile,
+    StepShape,
+    StepTimes,
+    round_up,
+)
 from asyncllm.replay.calibrate_host import idle_curve, least_gaps
 from asyncllm.replay.least_squares import rising, rounded, solve
 from asyncllm.replay.steps import RecordedStep
-from asyncllm.sim.profile import Curve, HostTimes, Kind, Profile, StepShape, StepTimes, round_up
 
 #: Points of the tables by rows and by tokens; as far as they are padded sizes, those of
 #: ``executor/step/padded_steps.py``.

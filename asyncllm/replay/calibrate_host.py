@@ -10,9 +10,9 @@ from typing import Final
 import numpy as np
 
 from asyncllm.engine.recording.trace_file import Arrival, Event, Plan, Result, Trace
+from asyncllm.executor.sim.profile import NOTHING, Curve, HostTimes, StepShape
 from asyncllm.replay.least_squares import line, rising, rounded, solve
 from asyncllm.replay.steps import RecordedStep
-from asyncllm.sim.profile import NOTHING, Curve, HostTimes, StepShape
 
 #: Points of ``HostTimes.idle``.
 IDLE_TOKENS: Final = (128, 1024, 8192)

@@ -12,13 +12,13 @@ from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import POLICIES, Policy
 from asyncllm.engine.scheduling.sequence import FOREVER
 from asyncllm.errors import BadRequest
+from asyncllm.executor.sim.profile import StepShape
+from asyncllm.executor.sim.timeline import NO_ROWS, StepTiming, Timeline
 from asyncllm.replay.figures import Figures, Record
 from asyncllm.replay.run import Run, StepRows
 from asyncllm.replay.variants import BASELINE, Variant
 from asyncllm.replay.verify import Replayed, named_policy
 from asyncllm.replay.workload import LiveRequest, Workload
-from asyncllm.sim.profile import StepShape
-from asyncllm.sim.timeline import NO_ROWS, StepTiming, Timeline
 from asyncllm.wire.messages import StepPlan, unpack
 
 NEVER = float("inf")

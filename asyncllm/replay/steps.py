@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from asyncllm.sim.profile import GOLDEN
+from asyncllm.executor.sim.profile import GOLDEN
 
 #: The most steps that a ``Sample`` keeps.
 KEPT: Final = 20_000

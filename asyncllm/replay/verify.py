@@ -25,12 +25,12 @@ from asyncllm.engine.recording.trace_file import (
 from asyncllm.engine.scheduling.outcome import Planned
 from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
 from asyncllm.errors import BadRequest
+from asyncllm.executor.sim.profile import Profile
 from asyncllm.replay.calibrate import calibrate
 from asyncllm.replay.figures import Figures, percentile
 from asyncllm.replay.run import Run
 from asyncllm.replay.steps import RecordedStep, Sample
 from asyncllm.replay.workload import LiveRequest, Workload
-from asyncllm.sim.profile import Profile
 from asyncllm.version import __version__
 
 #: Seconds. A request finished so soon after its token was ended by that token's text.

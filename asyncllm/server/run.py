@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from asyncllm.config.option_names import name_options
 from asyncllm.errors import AsyncLLMError, EngineDead, NotReady
+from asyncllm.executor.startup.bytecode import compiled_each_time, why_not_kept
 from asyncllm.executor.startup_bill import ProcessBill
 from asyncllm.front.hosts import hosts_of
 from asyncllm.server.app import create_app
@@ -25,7 +26,6 @@ from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.shutdown import Shutdown
 from asyncllm.server.throughput_log import log_throughput
 from asyncllm.server.watchdog import WATCHDOG
-from asyncllm.startup.bytecode import compiled_each_time, why_not_kept
 from asyncllm.supervise.signals import DEAD, GRACE_SECONDS
 from asyncllm.system.event_loop import new_event_loop
 

@@ -17,10 +17,10 @@ from asyncllm.executor.device import CudaDevice
 from asyncllm.executor.memory import profile
 from asyncllm.executor.memory.kv_pool import KVPool
 from asyncllm.executor.memory.profile import StepSize, measure_step
+from asyncllm.executor.startup.kernel_compiler import job_of
 from asyncllm.models.loading.loader import load_model
 from asyncllm.models.loading.weight_stream import Reading, WeightStream
 from asyncllm.models.spec import read_spec
-from asyncllm.startup.kernel_compiler import job_of
 
 pytestmark = pytest.mark.gpu
 

@@ -39,10 +39,10 @@ from asyncllm.config import EngineConfig
 from asyncllm.engine.policy import POLICIES
 from asyncllm.engine.scheduling.sequence import FOREVER
 from asyncllm.errors import AsyncLLMError
+from asyncllm.executor.sim.executor import resolve_sim
+from asyncllm.executor.sim.shape import SHAPES
 from asyncllm.models.spec import ModelSpec, read_spec
 from asyncllm.replay.figures import Figures, percentile
-from asyncllm.sim.executor import resolve_sim
-from asyncllm.sim.shape import SHAPES
 from asyncllm.system.terminal import progress_bar, table
 from tools.bench_policies.bounds import due_times, edf, prefill_work, srpt, total_work
 from tools.bench_policies.hostile import HOSTILE, Hostile, deadlines

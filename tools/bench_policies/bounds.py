@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from asyncllm.sim.cost import SimCost
+from asyncllm.executor.sim.cost import SimCost
 from tools.bench_policies.load import Load
 
 

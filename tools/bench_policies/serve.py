@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import Policy
+from asyncllm.executor.sim.cost import SimCost
 from asyncllm.replay.figures import Figures
 from asyncllm.replay.simulate import Device, Simulation
-from asyncllm.sim.cost import SimCost
 from tools.bench_policies.load import Load
 
 

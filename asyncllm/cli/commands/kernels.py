@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from asyncllm.cli.options import add_options, config_from_args, usage_error
 from asyncllm.cli.values import list_of, one_of
 from asyncllm.config import EngineConfig
-from asyncllm.startup.compile_job import OPTIONS
+from asyncllm.executor.startup.compile_job import OPTIONS
 
 if TYPE_CHECKING:
     from asyncllm.attention.flashinfer.library import Capability, Library
@@ -121,8 +121,8 @@ def _folders(models: list[str]) -> dict[str, Path]:
 
 
 def _build_flashinfer(args: argparse.Namespace, folders: dict[str, Path]) -> None:
+    from asyncllm.executor.startup import flashinfer_prebuild as prebuild
     from asyncllm.models.spec import read_spec
-    from asyncllm.startup import flashinfer_prebuild as prebuild
 
     specs = {name: read_spec(folder) for name, folder in folders.items()}
     gpus = prebuild.prepare(args.arch)
@@ -167,9 +167,9 @@ def _libraries(
 
 
 def _build_triton(args: argparse.Namespace, folders: dict[str, Path], config: EngineConfig) -> None:
-    from asyncllm.startup.compile_job import CompileJob
-    from asyncllm.startup.kernel_compiler import KernelCompiler
-    from asyncllm.startup.triton_prebuild import gpus_of
+    from asyncllm.executor.startup.compile_job import CompileJob
+    from asyncllm.executor.startup.kernel_compiler import KernelCompiler
+    from asyncllm.executor.startup.triton_prebuild import gpus_of
 
     for gpu in gpus_of(args.arch):
         for (name, folder), dtype in itertools.product(folders.items(), args.dtypes):

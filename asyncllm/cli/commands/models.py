@@ -79,7 +79,7 @@ def _model(name: str) -> str:
 
 
 def _weights(spec: ModelSpec) -> str:
-    from asyncllm.sim.shape import shape_of
+    from asyncllm.executor.sim.shape import shape_of
 
     try:
         shape = shape_of("auto", spec)

@@ -134,7 +134,7 @@ def _serve(
     try:
         started_with = engine
         if parent is not None and parent.replica is not None:
-            from asyncllm.startup.replica_config import replica_config
+            from asyncllm.executor.startup.replica_config import replica_config
 
             engine = replica_config(engine, parent.replica)
         if parent is not None and parent.is_standby:
@@ -187,7 +187,7 @@ def _begin_early(engine: EngineConfig, folder: Path | None) -> CompileAhead | No
     """Begin what can run beside the import of large modules; returns the compilation of kernels."""
     kernels = None
     if folder is not None and engine.device != "sim" and engine.load_format == "auto":
-        from asyncllm.startup.read_ahead import read_ahead
+        from asyncllm.executor.startup.read_ahead import read_ahead
 
         read_ahead(folder)
     if folder is not None and engine.gpu is not None:
@@ -195,7 +195,7 @@ def _begin_early(engine: EngineConfig, folder: Path | None) -> CompileAhead | No
 
         kernels = CompileAhead(engine, folder)
     if engine.gpu is not None and engine.executor == "thread":
-        from asyncllm.startup.preload import preload_cuda
+        from asyncllm.executor.startup.preload import preload_cuda
 
         preload_cuda(engine.gpu)
     return kernels

@@ -8,9 +8,9 @@ import socket
 from typing import TYPE_CHECKING, Any, Final
 
 from asyncllm.errors import ModelError
+from asyncllm.executor.startup.replica_config import replica_config
 from asyncllm.executor.team.process import PeerProcess, start_peer
 from asyncllm.llm.replicas.link import Link, unpack_error
-from asyncllm.startup.replica_config import replica_config
 from asyncllm.supervise.server import Restarts
 from asyncllm.system.daemon_thread import run_in_daemon, start_in_daemon
 

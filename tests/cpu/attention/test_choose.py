@@ -22,9 +22,9 @@ from asyncllm.attention.paged import PagedBackend
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.errors import KernelError, ModelError
 from asyncllm.executor.memory.kv_pool import KVPool
+from asyncllm.executor.startup import flashinfer_prebuild as prebuild
 from asyncllm.kernels.gpu import Gpu
 from asyncllm.kernels.types import AttentionSpec
-from asyncllm.startup import flashinfer_prebuild as prebuild
 
 if TYPE_CHECKING:
     from pathlib import Path

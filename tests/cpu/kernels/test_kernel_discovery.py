@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from asyncllm.config import EngineConfig
 from asyncllm.models.spec import read_spec
-from asyncllm.startup.kernel_discovery import find_variants
-from asyncllm.startup.triton_prebuild import gpus_of
+from asyncllm.executor.startup.kernel_discovery import find_variants
+from asyncllm.executor.startup.triton_prebuild import gpus_of
 
 def found(variant):
     if ".attention.prefill" in variant.function.__module__:

@@ -15,9 +15,9 @@ import torch
 from asyncllm import demo
 from asyncllm.config import EngineConfig
 from asyncllm.errors import KernelError
+from asyncllm.executor.startup.compile_job import CompileJob
+from asyncllm.executor.startup.triton_prebuild import gpus_of
 from asyncllm.kernels.gpu import Gpu
-from asyncllm.startup.compile_job import CompileJob
-from asyncllm.startup.triton_prebuild import gpus_of
 from tests.support.models import tiny_models
 
 pytest.importorskip("triton")
@@ -33,8 +33,8 @@ from types import SimpleNamespace
 import torch
 from asyncllm import demo
 from asyncllm.config import EngineConfig
-from asyncllm.startup import kernel_discovery
-from asyncllm.startup import triton_prebuild as prebuild
+from asyncllm.executor.startup import kernel_discovery
+from asyncllm.executor.startup import triton_prebuild as prebuild
 from asyncllm.executor.compile_watch import CompileWatch
 from asyncllm.models.spec import read_spec
 from triton import knobs
@@ -154,9 +154,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from asyncllm.config import EngineConfig
-from asyncllm.startup import kernel_discovery
+from asyncllm.executor.startup import kernel_discovery
 from asyncllm.executor.step.inputs import StepRows
-from asyncllm.startup.triton_prebuild import gpus_of, recorded_launches
+from asyncllm.executor.startup.triton_prebuild import gpus_of, recorded_launches
 from asyncllm.models.spec import read_spec
 from asyncllm.wire.messages import RowParams
 
@@ -250,8 +250,8 @@ import sys
 from pathlib import Path
 import torch
 from asyncllm.config import EngineConfig
-from asyncllm.startup.kernel_discovery import find_variants
-from asyncllm.startup.triton_prebuild import gpus_of
+from asyncllm.executor.startup.kernel_discovery import find_variants
+from asyncllm.executor.startup.triton_prebuild import gpus_of
 from asyncllm.models.spec import read_spec
 
 config = EngineConfig(max_num_seqs=4, max_num_batched_tokens=64)
@@ -273,8 +273,8 @@ import sys
 from pathlib import Path
 import torch
 from asyncllm.config import EngineConfig
-from asyncllm.startup.kernel_discovery import find_variants
-from asyncllm.startup.triton_prebuild import gpus_of
+from asyncllm.executor.startup.kernel_discovery import find_variants
+from asyncllm.executor.startup.triton_prebuild import gpus_of
 from asyncllm.models.spec import read_spec
 
 folder, arch, *attentions = sys.argv[1:]

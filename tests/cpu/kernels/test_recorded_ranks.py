@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from asyncllm import demo
 from asyncllm.config import EngineConfig
-from asyncllm.startup.kernel_discovery import find_variants
-from asyncllm.startup.triton_prebuild import gpus_of
+from asyncllm.executor.startup.kernel_discovery import find_variants
+from asyncllm.executor.startup.triton_prebuild import gpus_of
 from asyncllm.models.spec import read_spec
 
 [gpu] = gpus_of(["9.0a"])

@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 
 from asyncllm import LLM
 from asyncllm.errors import ModelError
+from asyncllm.executor.sim.shape import shape_of
 from asyncllm.models import registry
 from asyncllm.models.config.base import DecoderConfig
 from asyncllm.models.config.mistral import Ministral3Config
 from asyncllm.models.loading.loader import load_model, make_model
 from asyncllm.models.spec import ModelSpec, read_spec
-from asyncllm.sim.shape import shape_of
 from tests.support.models import tiny_models
 from tests.support.models.tiny_models import edit_config
 from tests.support.text import tokenizers as tokenizers_for_tests

@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 from asyncllm.errors import ModelError
+from asyncllm.executor.sim.shape import shape_of
 from asyncllm.models import registry
 from asyncllm.models.config.base import DecoderConfig, MoeConfig
 from asyncllm.models.rope import RopeConfig
 from asyncllm.models.spec import ModelSpec, read_spec
-from asyncllm.sim.shape import shape_of
 from tests.support.models import tiny_models
 from tests.support.models.configs import GEMMA4_26B_A4B, QWEN3_30B_A3B, config_folder
 from tests.support.models.tiny_models import edit_config

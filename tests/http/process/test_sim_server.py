@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 
 from asyncllm import AsyncLLM
-from asyncllm.sim import virtual_time
+from asyncllm.executor.sim import virtual_time
 
 # Runs the command line, and says at its end which heavy packages it has loaded.
 PROGRAM = """\

@@ -13,7 +13,7 @@ import numpy as np
 from asyncllm import AsyncLLM, SamplingParams, TokenDelta
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.requests.history import RequestTrace
-from asyncllm.sim import virtual_time
+from asyncllm.executor.sim import virtual_time
 from asyncllm.types import SchedulingParams
 from tests.support.engine.sim_driver import COST
 

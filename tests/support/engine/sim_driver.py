@@ -10,10 +10,10 @@ import msgspec
 
 from asyncllm.config import EngineLimits
 from asyncllm.errors import EngineDead
-from asyncllm.sim import virtual_time
-from asyncllm.sim.cost import H200, SimCost
-from asyncllm.sim.executor import SimExecutor
-from asyncllm.sim.shape import SHAPES
+from asyncllm.executor.sim import virtual_time
+from asyncllm.executor.sim.cost import H200, SimCost
+from asyncllm.executor.sim.executor import SimExecutor
+from asyncllm.executor.sim.shape import SHAPES
 from asyncllm.wire.messages import (
     Admit,
     RowParams,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from asyncllm.executor.startup.triton_prebuild import Variant, gpus_of, recorded_launches
 from asyncllm.kernels.gpu import Gpu
 from asyncllm.kernels.tuning import (
     GemvTile,
@@ -27,7 +28,6 @@ from asyncllm.kernels.tuning import (
     TmaTile,
 )
 from asyncllm.kernels.types import AttentionSpec, Gated, GatedExperts, HeadEncoding, Norm
-from asyncllm.startup.triton_prebuild import Variant, gpus_of, recorded_launches
 
 if TYPE_CHECKING:
     from asyncllm.kernels.triton.gemm.projection import Projection

@@ -1,4 +1,4 @@
-"""A stand-in for ``asyncllm.startup.compile_kernels``; the job's dtype says what it does."""
+"""A fake ``asyncllm.executor.startup.compile_kernels``; the job's dtype says what it does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 import msgspec
 
-from asyncllm.startup.compile_job import CompileJob, CompileReport
+from asyncllm.executor.startup.compile_job import CompileJob, CompileReport
 from asyncllm.system.child_process import die_with
 
 

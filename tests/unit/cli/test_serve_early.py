@@ -8,9 +8,9 @@ import pytest
 
 from asyncllm import demo
 from asyncllm.__main__ import main
+from asyncllm.executor.startup import preload, read_ahead
 from asyncllm.llm import compile_ahead
 from asyncllm.server import run as server
-from asyncllm.startup import preload, read_ahead
 
 SIM = ["--device", "sim", "--sim-profile", "h200-0.6b"]
 

@@ -24,7 +24,7 @@ from asyncllm.engine.engine import Engine
 from asyncllm.engine.kv_events import KVEventPublisher
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.errors import ModelError
-from asyncllm.startup.replica_config import replica_config
+from asyncllm.executor.startup.replica_config import replica_config
 
 #: No wait of a test that passes takes this long.
 LONG = 60.0

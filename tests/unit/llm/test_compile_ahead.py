@@ -12,12 +12,12 @@ import pytest
 
 from asyncllm.config import EngineConfig
 from asyncllm.errors import EngineDead, ModelError
+from asyncllm.executor.startup.compile_job import CompileJob
+from asyncllm.executor.startup.kernel_compiler import KernelCompiler
 from asyncllm.kernels.gpu import Gpu
 from asyncllm.llm import compile_ahead
 from asyncllm.llm.async_llm import AsyncLLM
 from asyncllm.llm.compile_ahead import CompileAhead
-from asyncllm.startup.compile_job import CompileJob
-from asyncllm.startup.kernel_compiler import KernelCompiler
 
 FAKE = "tests.support.startup.fake_compiler"
 

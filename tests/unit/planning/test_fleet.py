@@ -11,10 +11,10 @@ import pytest
 from asyncllm import demo
 from asyncllm.__main__ import main
 from asyncllm.config import EngineConfig
+from asyncllm.executor.sim.executor import resolve_sim
 from asyncllm.models.spec import read_spec
 from asyncllm.planning.chats import ChatLoad
 from asyncllm.planning.fleet import Fleet, FleetFigures
-from asyncllm.sim.executor import resolve_sim
 
 LOAD = ChatLoad(rate=2.0, seconds=12.0, answer=(20, 60), think=4.0)
 

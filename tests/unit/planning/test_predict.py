@@ -10,6 +10,8 @@ import pytest
 
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import BadRequest
+from asyncllm.executor.sim.executor import resolve_sim
+from asyncllm.executor.sim.profile import shipped
 from asyncllm.models.spec import read_spec
 from asyncllm.planning.all_reduce import (
     CROSSING_SECONDS,
@@ -22,8 +24,6 @@ from asyncllm.planning.gpus import GPUS
 from asyncllm.planning.load import LoadPlan
 from asyncllm.planning.predict import Prediction, predict, share_of
 from asyncllm.planning.rank import RankModel, rank_model
-from asyncllm.sim.executor import resolve_sim
-from asyncllm.sim.profile import shipped
 from tests.support.models.configs import QWEN3_06B, QWEN3_8B, config_folder
 
 H200 = GPUS["h200"]

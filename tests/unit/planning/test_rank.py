@@ -10,10 +10,10 @@ import pytest
 
 from asyncllm.config import EngineConfig
 from asyncllm.errors import ModelError
+from asyncllm.executor.sim.shape import SHAPES
 from asyncllm.models.spec import read_spec
 from asyncllm.planning.gpus import GPUS
 from asyncllm.planning.rank import RankModel, rank_model
-from asyncllm.sim.shape import SHAPES
 from tests.support.models.configs import (
     FP8,
     GEMMA4_26B_A4B,

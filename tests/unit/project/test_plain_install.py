@@ -15,7 +15,7 @@ NEED_THEM = {
     "asyncllm.engine.kv_events",
     "asyncllm.parallel.push",
     "asyncllm.server.observe.spans",
-    "asyncllm.startup.recorded_ranks",
+    "asyncllm.executor.startup.recorded_ranks",
 }
 PACKAGES_THAT_NEED_THEM = ("asyncllm.kernels.triton", "asyncllm.ray")
 

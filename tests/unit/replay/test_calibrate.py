@@ -20,12 +20,12 @@ from asyncllm.bench.report import OfflineRow, OnlineRow, Report
 from asyncllm.engine.recording.trace_file import Arrival, Header, Plan, Result, Trace, TraceWriter
 from asyncllm.engine.stats import StepFigures
 from asyncllm.errors import BadRequest
+from asyncllm.executor.sim import virtual_time
+from asyncllm.executor.sim.profile import HostTimes, StepShape, find_profile, load, shipped
 from asyncllm.replay.calibrate import calibrate
 from asyncllm.replay.calibrate_host import begin_seconds, request_seconds
 from asyncllm.replay.least_squares import solve
 from asyncllm.replay.steps import RecordedStep, Sample
-from asyncllm.sim import virtual_time
-from asyncllm.sim.profile import HostTimes, StepShape, find_profile, load, shipped
 from tests.support.engine.scheduling import limits
 
 Truth = Callable[[StepShape], float]

@@ -12,11 +12,11 @@ import pytest
 from asyncllm import AsyncLLM, SamplingParams
 from asyncllm.__main__ import main
 from asyncllm.engine.recording.trace_file import Header, TraceWriter
+from asyncllm.executor.sim import virtual_time
 from asyncllm.replay.figures import Figures, percentile
 from asyncllm.replay.simulate import simulate
 from asyncllm.replay.variants import Variant
 from asyncllm.replay.verify import Replayed
-from asyncllm.sim import virtual_time
 from tests.support.engine.recording import TIGHT, record, replay
 from tests.support.engine.scheduling import limits
 

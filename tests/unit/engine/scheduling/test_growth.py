@@ -7,8 +7,8 @@ import numpy as np
 from asyncllm import demo
 from asyncllm.config import EngineConfig
 from asyncllm.engine.policy import Aged
+from asyncllm.executor.sim.executor import resolve_sim
 from asyncllm.models.spec import read_spec
-from asyncllm.sim.executor import resolve_sim
 from asyncllm.types import SamplingParams
 from tests.support.engine.scheduling import expect_outputs, scheduler, sequence
 from tests.unit.engine.scheduling.test_order import Driver

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from asyncllm.engine.policy import POLICIES
-from asyncllm.sim.cost import H200, SimCost
-from asyncllm.sim.shape import SHAPES
+from asyncllm.executor.sim.cost import H200, SimCost
+from asyncllm.executor.sim.shape import SHAPES
 from tests.support.engine.scheduling import limits
 from tools.bench_policies.bounds import due_times, edf, prefill_work, srpt, total_work
 from tools.bench_policies.load import Load, LoadRequest

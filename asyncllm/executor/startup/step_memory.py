@@ -20,6 +20,8 @@ from asyncllm.executor.memory.kv_pool import KVPool
 from asyncllm.executor.memory.limits import step_tokens, wanted_length
 from asyncllm.executor.memory.profile import StepMemory, StepSize, captured_step, largest_steps
 from asyncllm.executor.sampling.sampler import Sampler
+from asyncllm.executor.startup.kernel_discovery import MetaDevice
+from asyncllm.executor.startup.triton_prebuild import recorded_launches
 from asyncllm.executor.step.eager import EagerForward
 from asyncllm.executor.step.padded_steps import captured_tokens
 from asyncllm.executor.step.slots import SlotTable
@@ -29,8 +31,6 @@ from asyncllm.models.loading.allocate import Kept, kernels_take
 from asyncllm.models.loading.loader import make_model
 from asyncllm.models.spec import read_spec
 from asyncllm.parallel.ranks import Apart
-from asyncllm.startup.kernel_discovery import MetaDevice
-from asyncllm.startup.triton_prebuild import recorded_launches
 
 #: Bytes of a CUDA allocation are a multiple of this.
 BLOCK: Final = 512

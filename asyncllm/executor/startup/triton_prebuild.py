@@ -25,8 +25,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from asyncllm.errors import KernelError
+from asyncllm.executor.startup.lean_torch import add_missing_meta
 from asyncllm.kernels.gpu import Gpu, dotted, gpu_of, pretended
-from asyncllm.startup.lean_torch import add_missing_meta
 
 #: The most likely GPU of each compute capability. What is built for one serves all of the same
 #: capability, except those whose projections were measured and tuned.

@@ -15,9 +15,9 @@ import msgspec
 
 from asyncllm.config import EngineConfig
 from asyncllm.errors import KernelError
+from asyncllm.executor.startup.compile_job import CompileJob, CompileReport, is_new
 from asyncllm.kernels.cuda_driver import find_gpu, is_installed
 from asyncllm.kernels.gpu import PRETEND
-from asyncllm.startup.compile_job import CompileJob, CompileReport, is_new
 
 #: How long to wait for the next kernel before giving up; the slowest takes 5 s of CPU time.
 STALL_SECONDS: Final = 60.0
@@ -69,7 +69,7 @@ class KernelCompiler:
         OSError: no process can be started.
     """
 
-    def __init__(self, module: str = "asyncllm.startup.compile_kernels") -> None:
+    def __init__(self, module: str = "asyncllm.executor.startup.compile_kernels") -> None:
         self.is_stopped = False
         paths = os.pathsep.join(path for path in sys.path if path)
         self._process = subprocess.Popen(

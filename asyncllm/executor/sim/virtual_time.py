@@ -1,6 +1,6 @@
 """An event loop whose clock jumps to the next timer while nothing happens.
 
-    asyncllm.sim.virtual_time.run(main())
+    asyncllm.executor.sim.virtual_time.run(main())
 
 Timers fire in order and at their times by ``loop.time()``, but ``asyncio.sleep(3600)`` takes
 microseconds. Code must take the time from the loop. With ``AsyncLLM(device="sim")`` an hour of load

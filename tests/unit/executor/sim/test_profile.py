@@ -10,9 +10,9 @@ import pytest
 
 from asyncllm.config import EngineConfig
 from asyncllm.errors import BadRequest, ModelError
-from asyncllm.sim.cost import H200, SimCost
-from asyncllm.sim.profile import Curve, StepShape, find_profile, load, shipped
-from asyncllm.sim.shape import SHAPES
+from asyncllm.executor.sim.cost import H200, SimCost
+from asyncllm.executor.sim.profile import Curve, StepShape, find_profile, load, shipped
+from asyncllm.executor.sim.shape import SHAPES
 
 NAMES = ("h200-8b", "h200-0.6b")
 

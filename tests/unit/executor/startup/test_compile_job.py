@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from asyncllm.config import EngineConfig
+from asyncllm.executor.startup import compile_job
+from asyncllm.executor.startup.compile_job import CompileJob, cache_folder, is_new
 from asyncllm.kernels.cuda_driver import find_gpu
 from asyncllm.kernels.gpu import Gpu
-from asyncllm.startup import compile_job
-from asyncllm.startup.compile_job import CompileJob, cache_folder, is_new
 
 GPU = Gpu((9, 0), "NVIDIA H200", 132)
 

@@ -13,16 +13,16 @@ import pytest
 from asyncllm import demo
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import ModelError
+from asyncllm.executor.sim.cost import H200, Roofline, SimCost
+from asyncllm.executor.sim.executor import build_sim
+from asyncllm.executor.sim.profile import shipped
+from asyncllm.executor.sim.shape import SHAPES, Attention, shape_of
 from asyncllm.models.config.base import Config
 from asyncllm.models.config.gpt_oss import GptOssConfig
 from asyncllm.models.config.opt import OPTConfig
 from asyncllm.models.config.qwen import Qwen3Config, Qwen3MoeConfig
 from asyncllm.models.quant.config import Quantization
 from asyncllm.models.spec import ModelSpec, read_spec
-from asyncllm.sim.cost import H200, Roofline, SimCost
-from asyncllm.sim.executor import build_sim
-from asyncllm.sim.profile import shipped
-from asyncllm.sim.shape import SHAPES, Attention, shape_of
 from asyncllm.types.sampling_defaults import SamplingDefaults
 from tests.support.engine.sim_driver import COST, EOS
 

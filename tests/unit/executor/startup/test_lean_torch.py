@@ -8,7 +8,7 @@ import sys
 
 _LEAN = """
 import sys
-from asyncllm.startup.lean_torch import add_missing_meta, import_lean_torch
+from asyncllm.executor.startup.lean_torch import add_missing_meta, import_lean_torch
 import_lean_torch()
 import torch
 assert not {"torch._meta_registrations", "torch._refs", "sympy"} & set(sys.modules)
@@ -56,7 +56,7 @@ def test_nothing_happens_to_a_torch_that_was_imported_before() -> None:
     run(
         """
 import sys, torch
-from asyncllm.startup.lean_torch import add_missing_meta, import_lean_torch
+from asyncllm.executor.startup.lean_torch import add_missing_meta, import_lean_torch
 before = sys.modules["torch._meta_registrations"]
 import_lean_torch()
 assert not add_missing_meta()

@@ -17,10 +17,10 @@ import pytest
 
 from asyncllm.config import EngineConfig
 from asyncllm.errors import KernelError
+from asyncllm.executor.startup import kernel_compiler
+from asyncllm.executor.startup.compile_job import CompileJob
+from asyncllm.executor.startup.kernel_compiler import KernelCompiler, expects_job, job_of
 from asyncllm.kernels.gpu import Gpu
-from asyncllm.startup import kernel_compiler
-from asyncllm.startup.compile_job import CompileJob
-from asyncllm.startup.kernel_compiler import KernelCompiler, expects_job, job_of
 
 FAKE = "tests.support.startup.fake_compiler"
 GPU = Gpu((9, 0), "NVIDIA H200", 132)
@@ -118,7 +118,7 @@ def test_a_module_that_cannot_run_is_reported() -> None:
 #: Starts a compiler that hangs, and prints the ids of its processes.
 PARENT = """
 import time
-from tests.unit.startup.test_kernel_compiler import compiler, started_processes
+from tests.unit.executor.startup.test_kernel_compiler import compiler, started_processes
 with compiler("hangs"):
     print(*started_processes(), flush=True)
     time.sleep(600)
@@ -127,7 +127,7 @@ with compiler("hangs"):
 
 def test_no_process_outlives_a_killed_parent() -> None:
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, cwd=Path(__file__).parents[4]
     )
     assert parent.stdout is not None
     with parent.stdout:

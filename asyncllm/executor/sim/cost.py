@@ -12,9 +12,9 @@ import math
 import msgspec
 import numpy as np
 
-from asyncllm.sim.profile import Profile, StepShape
-from asyncllm.sim.shape import Shape, Work
-from asyncllm.sim.timeline import StepTiming
+from asyncllm.executor.sim.profile import Profile, StepShape
+from asyncllm.executor.sim.shape import Shape, Work
+from asyncllm.executor.sim.timeline import StepTiming
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):

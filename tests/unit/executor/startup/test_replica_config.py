@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from asyncllm.config import EngineConfig
-from asyncllm.startup import replica_config as module
-from asyncllm.startup.replica_config import replica_config
+from asyncllm.executor.startup import replica_config as module
+from asyncllm.executor.startup.replica_config import replica_config
 
 
 def test_each_has_its_own_gpus() -> None:

@@ -21,8 +21,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from asyncllm.errors import KernelError
+from asyncllm.executor.startup.triton_prebuild import Variant, replaced
 from asyncllm.kernels.gpu import Gpu
-from asyncllm.startup.triton_prebuild import Variant, replaced
 from asyncllm.system.child_process import die_with
 
 #: A process takes some 200 MB, and models have some 75 kernels.

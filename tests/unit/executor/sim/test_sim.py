@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from asyncllm.errors import EngineDead
-from asyncllm.sim import virtual_time
-from asyncllm.sim.executor import SimExecutor
-from asyncllm.sim.sampler import SimSampler
+from asyncllm.executor.sim import virtual_time
+from asyncllm.executor.sim.executor import SimExecutor
+from asyncllm.executor.sim.sampler import SimSampler
 from asyncllm.wire.messages import (
     NO_TOKEN,
     TO_DEVICE,

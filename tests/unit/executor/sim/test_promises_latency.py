@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from asyncllm import AsyncLLM, SamplingParams
-from asyncllm.sim import virtual_time
+from asyncllm.executor.sim import virtual_time
 
 pytestmark = pytest.mark.slow
 

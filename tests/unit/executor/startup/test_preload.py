@@ -37,7 +37,7 @@ __attribute__((constructor)) static void load(void) {
 
 PRELOAD = """
 import sys, threading
-from asyncllm.startup.preload import preload_cuda
+from asyncllm.executor.startup.preload import preload_cuda
 preload_cuda(int(sys.argv[1]))
 for thread in threading.enumerate():
     if thread is not threading.current_thread():
@@ -50,7 +50,7 @@ LATE = """
 import sys
 from importlib import import_module
 import asyncllm.__main__, asyncllm.cli.commands.serve, asyncllm.llm.compile_ahead
-from asyncllm.startup.preload import EXTENSIONS
+from asyncllm.executor.startup.preload import EXTENSIONS
 def loaded():
     files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
     return {name for name, file in files.items() if str(file).endswith(".so")}

@@ -1,4 +1,4 @@
-"""The process that compiles a model's kernels: ``python -m asyncllm.startup.compile_kernels``.
+"""``python -m asyncllm.executor.startup.compile_kernels``: the process that compiles kernels.
 
 It imports what compilers need, reads a ``CompileJob`` from its standard input, and writes
 ``CompileReport``s, one a line, the last of which has ``done`` or ``error``. It uses no GPU. Threads
@@ -20,8 +20,8 @@ from pathlib import Path
 import msgspec
 
 from asyncllm.errors import AsyncLLMError
-from asyncllm.startup.compile_job import CompileJob, CompileReport
-from asyncllm.startup.lean_torch import import_lean_torch
+from asyncllm.executor.startup.compile_job import CompileJob, CompileReport
+from asyncllm.executor.startup.lean_torch import import_lean_torch
 from asyncllm.system.child_process import die_with
 
 
@@ -60,7 +60,7 @@ def import_compiler() -> None:
 
     for module in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."):
         import_module(module.name)
-    import_module("asyncllm.startup.kernel_discovery")
+    import_module("asyncllm.executor.startup.kernel_discovery")
     hashing.join()
 
 
@@ -78,11 +78,11 @@ def compile_kernels(job: CompileJob, progress: Callable[[int], None]) -> int:
     """
     import torch
 
+    from asyncllm.executor.startup.compiler_pool import compiler_pool
+    from asyncllm.executor.startup.kernel_discovery import find_variants
+    from asyncllm.executor.startup.triton_prebuild import Variant
     from asyncllm.kernels.support import MIN_CAPABILITY
     from asyncllm.models.spec import read_spec
-    from asyncllm.startup.compiler_pool import compiler_pool
-    from asyncllm.startup.kernel_discovery import find_variants
-    from asyncllm.startup.triton_prebuild import Variant
 
     gpu = job.gpu
     if gpu.capability < MIN_CAPABILITY:

@@ -22,6 +22,7 @@ from asyncllm.executor.memory.limits import step_tokens, wanted_length
 from asyncllm.executor.memory.profile import StepSize, largest_steps
 from asyncllm.executor.sampling.needs import Level
 from asyncllm.executor.sampling.sampler import Sampler
+from asyncllm.executor.startup.triton_prebuild import Variant, recorded_launches
 from asyncllm.executor.step.eager import EagerForward
 from asyncllm.executor.step.padded_steps import PaddedSteps, captured_tokens
 from asyncllm.executor.step.slots import SlotTable
@@ -33,7 +34,6 @@ from asyncllm.models.loading.allocate import Kept, kernels_take
 from asyncllm.models.loading.loader import make_model
 from asyncllm.models.spec import ModelSpec
 from asyncllm.parallel.ranks import Alone, Ranks
-from asyncllm.startup.triton_prebuild import Variant, recorded_launches
 
 
 def find_variants(
@@ -107,7 +107,7 @@ def _recorded_ranks(size: int) -> Ranks:
     if size == 1:
         return Alone()
     # It imports Triton, which ``asyncllm doctor`` must do without on machines without a GPU.
-    from asyncllm.startup.recorded_ranks import RecordedRanks
+    from asyncllm.executor.startup.recorded_ranks import RecordedRanks
 
     return RecordedRanks(size)
 

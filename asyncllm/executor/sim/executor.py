@@ -1,6 +1,6 @@
 """An executor without a model: it checks every plan, waits as long as a device would, and samples.
 
-It runs on the event loop. On a virtual clock (``asyncllm.sim.virtual_time``) an hour of load takes
+It runs on the event loop. On a virtual clock (``virtual_time``) an hour of load takes
 seconds, and equal requests at equal times give equal steps.
 """
 
@@ -16,14 +16,14 @@ import numpy as np
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import EngineDead
 from asyncllm.executor.memory.limits import resolve_limits
+from asyncllm.executor.sim import virtual_time
+from asyncllm.executor.sim.cost import H200, SimCost
+from asyncllm.executor.sim.device import Computed, SimDevice
+from asyncllm.executor.sim.pages import BrokenPlan
+from asyncllm.executor.sim.profile import HostTimes, find_profile
+from asyncllm.executor.sim.shape import shape_of
+from asyncllm.executor.sim.timeline import NO_ROWS, StepTiming, Timeline
 from asyncllm.models.spec import ModelSpec
-from asyncllm.sim import virtual_time
-from asyncllm.sim.cost import H200, SimCost
-from asyncllm.sim.device import Computed, SimDevice
-from asyncllm.sim.pages import BrokenPlan
-from asyncllm.sim.profile import HostTimes, find_profile
-from asyncllm.sim.shape import shape_of
-from asyncllm.sim.timeline import NO_ROWS, StepTiming, Timeline
 from asyncllm.wire.executor import ResultHandler
 from asyncllm.wire.heartbeat import Heartbeat
 from asyncllm.wire.messages import StepPlan, StepResult, decode_plan, encode, unpack

@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from asyncllm.sim import virtual_time
-from asyncllm.sim.virtual_time import Deadlock, VirtualTimeLoop
+from asyncllm.executor.sim import virtual_time
+from asyncllm.executor.sim.virtual_time import Deadlock, VirtualTimeLoop
 
 
 def now() -> float:

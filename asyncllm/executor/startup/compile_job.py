@@ -34,7 +34,7 @@ OPTIONS = (
     "max_num_batched_tokens",
 )
 #: The folders of the package that decide which kernels are launched.
-_SOURCES = ("attention", "executor", "kernels", "models", "startup")
+_SOURCES = ("attention", "executor", "kernels", "models")
 
 #: These say where the cache is, which changes no kernel.
 _PLACES = ("TRITON_CACHE_DIR", "TRITON_HOME")
@@ -162,7 +162,7 @@ def _hash_of(parts: object) -> str:
 def _digest_of_sources() -> str:
     """A hash of the package's files that decide which kernels are launched."""
     digest = hashlib.sha256()
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     for folder in _SOURCES:
         for path in sorted(Path(root, folder).rglob("*")):
             if path.suffix in (".py", ".json"):

@@ -1,7 +1,7 @@
 """Measured step times of one model on one device: tables, fitted to recorded traces.
 
 ``asyncllm replay TRACE --calibrate FILE`` (``asyncllm.replay.calibrate``) writes a profile; those
-in ``sim/profiles`` ship with the package. Unlike the scheduler's own model of step times
+in ``executor/sim/profiles`` ship with the package. Unlike the scheduler's own model of step times
 (``engine/scheduling/timing``), the tables know padded sizes, kernels that differ by shape, and that
 two steps of the same shape differ.
 """
@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from asyncllm.errors import ModelError
-from asyncllm.sim.timeline import StepTiming
+from asyncllm.executor.sim.timeline import StepTiming
 
 FORMAT: Final = 1
 #: The shares of consecutive steps are spread evenly, in any stretch of steps.

@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 
 from asyncllm.config import EngineLimits
-from asyncllm.sim.pages import OPEN, BrokenPlan, SimPages, fingerprint
-from asyncllm.sim.pooling import SimPooling
-from asyncllm.sim.sampler import SimSampler
+from asyncllm.executor.sim.pages import OPEN, BrokenPlan, SimPages, fingerprint
+from asyncllm.executor.sim.pooling import SimPooling
+from asyncllm.executor.sim.sampler import SimSampler
 from asyncllm.wire.messages import (
     NO_TOKEN,
     Admit,
