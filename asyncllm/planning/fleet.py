@@ -20,13 +20,13 @@ import numpy as np
 from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import POLICIES
 from asyncllm.executor.sim.profile import HostTimes
-from asyncllm.front.blocks import blocks
-from asyncllm.front.router import Placed, Router
 from asyncllm.planning.chats import TOKEN_BYTES, Chat, ChatLoad, Turn, make_chats
 from asyncllm.planning.served import Reading, StepCost, device_of
 from asyncllm.replay.figures import Record, percentile
 from asyncllm.replay.simulate import NEVER, Simulation
 from asyncllm.replay.workload import Workload
+from asyncllm.supervise.front.blocks import blocks
+from asyncllm.supervise.front.router import Placed, Router
 
 Routing = Literal["affinity", "least", "random"]
 #: Seconds after which a client asks again whose answer broke off, or whom nobody could serve.
@@ -34,7 +34,7 @@ RETRY_SECONDS: Final = 1.0
 
 
 class RequestRouter(Protocol):
-    """See ``asyncllm.front.router.Router``."""
+    """See ``asyncllm.supervise.front.router.Router``."""
 
     def place(self, blocks: Sequence[int], num_bytes: int, among: Collection[int]) -> Placed: ...
 

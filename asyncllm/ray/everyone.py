@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 from ray.serve.exceptions import DeploymentUnavailableError
 
 from asyncllm.errors import NotReady
-from asyncllm.front.answers import MERGES, Answer, first
-from asyncllm.front.metrics import labelled
-from asyncllm.front.request import PROBES
 from asyncllm.server.app import ROUTES
 from asyncllm.server.reload import ROUTE as RELOAD
+from asyncllm.supervise.front.answers import MERGES, Answer, first
+from asyncllm.supervise.front.metrics import labelled
+from asyncllm.supervise.front.request import PROBES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
     from asyncllm.config.server_config import ServerConfig
-    from asyncllm.front.answers import Answer
     from asyncllm.ray.replica import Replica
     from asyncllm.server.embedded.asgi import Message, Receive, Send
     from asyncllm.server.http.errors import ErrorWriter
+    from asyncllm.supervise.front.answers import Answer
 
 log = logging.getLogger(__name__)
 

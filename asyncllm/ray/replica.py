@@ -12,8 +12,6 @@ import h11
 from ray import serve
 
 from asyncllm.errors import EngineDead
-from asyncllm.front.answers import Answer, of_headers
-from asyncllm.front.request import MOST_REPLICAS
 from asyncllm.llm.async_llm import AsyncLLM
 from asyncllm.ray.request import NUMBER
 from asyncllm.ray.scaling import LOAD, load
@@ -21,6 +19,8 @@ from asyncllm.ray.stations import start_stations
 from asyncllm.server.arrivals.routed import LOST
 from asyncllm.server.embedded.exchange import InProcess, ask
 from asyncllm.server.observe.log_format import configure_logging
+from asyncllm.supervise.front.answers import Answer, of_headers
+from asyncllm.supervise.front.request import MOST_REPLICAS
 from asyncllm.supervise.signals import DEAD
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ray.serve.request_router import RequestRouter
 
-from asyncllm.front.blocks import blocks, prompt_bytes
-from asyncllm.front.request import home_of
-from asyncllm.front.router import Placed, Router
 from asyncllm.ray.request import NUMBER
+from asyncllm.supervise.front.blocks import blocks, prompt_bytes
+from asyncllm.supervise.front.request import home_of
+from asyncllm.supervise.front.router import Placed, Router
 
 if TYPE_CHECKING:
     from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RunningReplica

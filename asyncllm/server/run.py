@@ -12,7 +12,6 @@ from asyncllm.config.option_names import name_options
 from asyncllm.errors import AsyncLLMError, EngineDead, NotReady
 from asyncllm.executor.startup.bytecode import compiled_each_time, why_not_kept
 from asyncllm.executor.startup_bill import ProcessBill
-from asyncllm.front.hosts import hosts_of
 from asyncllm.server.app import create_app
 from asyncllm.server.arrivals.ways import arrivals_of
 from asyncllm.server.garbage import collect_when_quiet
@@ -26,6 +25,7 @@ from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.shutdown import Shutdown
 from asyncllm.server.throughput_log import log_throughput
 from asyncllm.server.watchdog import WATCHDOG
+from asyncllm.supervise.front.hosts import hosts_of
 from asyncllm.supervise.signals import DEAD, GRACE_SECONDS
 from asyncllm.system.event_loop import new_event_loop
 

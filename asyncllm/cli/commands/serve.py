@@ -17,9 +17,9 @@ from asyncllm.config.option_names import name_options
 from asyncllm.config.ray_config import RayConfig
 from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import BadRequest, ModelError
-from asyncllm.front.hosts import hosts_of
 from asyncllm.server.observe.log_format import configure_logging
 from asyncllm.supervise.crowd import allow_all_files
+from asyncllm.supervise.front.hosts import hosts_of
 from asyncllm.supervise.listening import listen
 from asyncllm.supervise.standard_files import open_standard_files
 from asyncllm.supervise.supervisor import Supervisor
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if engine.dp == 1:
         supervisor = Supervisor(sockets, server.drain_seconds, server.tls)
     else:
-        from asyncllm.front.front import Front
+        from asyncllm.supervise.front.front import Front
 
         seconds, hosts = server.request_seconds, hosts_of(server)
         door = partial(Front, num_replicas=engine.dp, request_seconds=seconds, hosts=hosts)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncllm.engine.stats import EngineStats
-    from asyncllm.front.router import Placed
+    from asyncllm.supervise.front.router import Placed
     from asyncllm.types import SchedulingParams, TokenDelta
     from asyncllm.types.beam_search import Beam
 

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from aiohttp import web
 
-from asyncllm.front.request import MOST_REPLICAS
+from asyncllm.supervise.front.request import MOST_REPLICAS
 
 #: Of one process; browsers count exactly up to 2 ** 53, which is enough for 35,000 restarts.
 MOST_REQUESTS: Final = 10**9

@@ -14,20 +14,20 @@ from urllib.parse import quote, unquote
 from aiohttp import web
 
 from asyncllm.errors import NotReady
-from asyncllm.front.answers import read_answer
 from asyncllm.server.arrivals.routed import REPLICA, REPLICAS, RoutedConnection, routed_of
 from asyncllm.server.http.answer import json_response
 from asyncllm.server.http.middleware import request_id
 from asyncllm.server.http.route import BY_HANDLER
 from asyncllm.server.observe.entry import current_entry
+from asyncllm.supervise.front.answers import read_answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from aiohttp.typedefs import Handler
 
-    from asyncllm.front.answers import Answer
     from asyncllm.server.arrivals.routed import Routed
+    from asyncllm.supervise.front.answers import Answer
 
 #: In a question of the front, with a name: which replica has what is called so, and since when?
 SEEK: Final = "X-Asyncllm-Seek"

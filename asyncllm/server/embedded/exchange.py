@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Final, Self
 import h11
 from aiohttp import web
 
-from asyncllm.front.hosts import hosts_of
 from asyncllm.server.app import create_app
 from asyncllm.server.arrivals.others import tell
 from asyncllm.server.arrivals.routed import add_number
 from asyncllm.server.embedded.pipe import Pipe
 from asyncllm.server.http.browsers import guard
 from asyncllm.server.http.connection import connector
+from asyncllm.supervise.front.hosts import hosts_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Iterable

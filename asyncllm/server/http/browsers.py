@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import hdrs, web
 
-from asyncllm.front.hosts import Hosts, name_of
 from asyncllm.server.http.errors import HttpError
 from asyncllm.server.http.route import BY_HANDLER
 from asyncllm.server.limits.headers import OPENAI_HEADERS
+from asyncllm.supervise.front.hosts import Hosts, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection

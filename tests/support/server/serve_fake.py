@@ -22,9 +22,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asyncllm.config.server_config import ServerConfig
-from asyncllm.front.front import Front
-from asyncllm.front.hosts import hosts_of
 from asyncllm.supervise.door import SingleDoor
+from asyncllm.supervise.front.front import Front
+from asyncllm.supervise.front.hosts import hosts_of
 from asyncllm.supervise.listening import listen
 from asyncllm.supervise.supervisor import Supervisor
 

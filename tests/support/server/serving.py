@@ -21,10 +21,10 @@ import uvloop
 from aiohttp import web
 
 from asyncllm.config.server_config import ServerConfig
-from asyncllm.front.hosts import hosts_of
 from asyncllm.server.app import create_app
 from asyncllm.server.http.browsers import guard
 from asyncllm.server.http.listener import Listener
+from asyncllm.supervise.front.hosts import hosts_of
 from asyncllm.supervise.listening import bind
 from tests.support.server.fake_llm import FakeLLM
 

@@ -16,7 +16,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client.parser import text_string_to_metric_families
 
 from asyncllm.config.server_config import ServerConfig
-from asyncllm.front.metrics import Own
+from asyncllm.supervise.front.metrics import Own
 from tests.support.server.serving import serving
 
 DOCKER = Path(__file__).parents[3] / "docker"

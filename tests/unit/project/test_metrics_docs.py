@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from asyncllm.front.metrics import OWN
 from asyncllm.server.metrics import engine, server, vllm
 from asyncllm.server.metrics.metric import Metric
+from asyncllm.supervise.front.metrics import OWN
 
 ROOT = Path(__file__).parents[3]
 OURS: tuple[Metric[Any], ...] = (*server.METRICS, *engine.METRICS)

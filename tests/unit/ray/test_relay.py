@@ -13,11 +13,11 @@ from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import DeploymentUnavailableError
 
 from asyncllm.config.server_config import ServerConfig
-from asyncllm.front.answers import Answer
 from asyncllm.ray import relay
 from asyncllm.ray.relay import Relay
 from asyncllm.ray.request import Request
 from asyncllm.server.arrivals.routed import LAST_WORDS_HEADER, LOST
+from asyncllm.supervise.front.answers import Answer
 
 OK = (200, [(b"content-type", b"text/event-stream"), (b"date", b"now")])
 HANGS = "hangs"

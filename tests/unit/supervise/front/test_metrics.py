@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from asyncllm.front.metrics import labelled
+from asyncllm.supervise.front.metrics import labelled
 
 PAGE = """\
 # HELP asyncllm_steps_total Steps.

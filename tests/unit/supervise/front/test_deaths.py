@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from asyncllm.front.client import MOST_BYTES
-from asyncllm.front.front import Front
-from asyncllm.front.reader import BODY_BYTES, MOST_PLACED
 from asyncllm.supervise.child import received
+from asyncllm.supervise.front.client import MOST_BYTES
+from asyncllm.supervise.front.front import Front
+from asyncllm.supervise.front.reader import BODY_BYTES, MOST_PLACED
 from asyncllm.supervise.front_channel import (
     BEGUN,
     INLINE_BYTES,

@@ -7,16 +7,16 @@ import socket
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from asyncllm.front.answers import MERGES, Answer, first, read_answer, refusal
-from asyncllm.front.expiring import Expiring
-from asyncllm.front.metrics import Own, Totals
-from asyncllm.front.replica import Parcel
-from asyncllm.front.request import PROBES
+from asyncllm.supervise.front.answers import MERGES, Answer, first, read_answer, refusal
+from asyncllm.supervise.front.expiring import Expiring
+from asyncllm.supervise.front.metrics import Own, Totals
+from asyncllm.supervise.front.replica import Parcel
+from asyncllm.supervise.front.request import PROBES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from asyncllm.front.replica import Replica
+    from asyncllm.supervise.front.replica import Replica
     from asyncllm.supervise.poller import Poller
 
 log = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from asyncllm.front.client import Client, Room
-from asyncllm.front.expiring import Expiring
 from asyncllm.supervise.crowd import EXHAUSTED, PROBES, Crowd, Use
+from asyncllm.supervise.front.client import Client, Room
+from asyncllm.supervise.front.expiring import Expiring
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,15 +15,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from asyncllm.errors import NotReady
-from asyncllm.front.answers import as_bytes
-from asyncllm.front.blocks import blocks, prompt_bytes
-from asyncllm.front.everyone import Everyone
-from asyncllm.front.reader import MOST_PLACED, Reader
-from asyncllm.front.replica import Parcel, Replica, able
-from asyncllm.front.request import closing, home_of
-from asyncllm.front.router import Router
 from asyncllm.supervise.child import ACCEPT, LEAVING, PING, READY, content_of
 from asyncllm.supervise.crowd import Use
+from asyncllm.supervise.front.answers import as_bytes
+from asyncllm.supervise.front.blocks import blocks, prompt_bytes
+from asyncllm.supervise.front.everyone import Everyone
+from asyncllm.supervise.front.reader import MOST_PLACED, Reader
+from asyncllm.supervise.front.replica import Parcel, Replica, able
+from asyncllm.supervise.front.request import closing, home_of
+from asyncllm.supervise.front.router import Router
 from asyncllm.supervise.front_channel import (
     ASK,
     BEGUN,
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from asyncllm.errors import AsyncLLMError
-    from asyncllm.front.answers import Answer
-    from asyncllm.front.client import Client
-    from asyncllm.front.hosts import Hosts
+    from asyncllm.supervise.front.answers import Answer
+    from asyncllm.supervise.front.client import Client
+    from asyncllm.supervise.front.hosts import Hosts
     from asyncllm.supervise.poller import Poller
     from asyncllm.supervise.server import Server
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from asyncllm.front.request import MOST_HEAD, read_head
 from asyncllm.supervise.crowd import Use
+from asyncllm.supervise.front.request import MOST_HEAD, read_head
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from asyncllm.front.request import Head
-    from asyncllm.front.router import Placed
+    from asyncllm.supervise.front.request import Head
+    from asyncllm.supervise.front.router import Placed
 
 #: Of a request's bytes, the front waits for so many. A longer one is routed by its beginning, and
 #: cannot move to another replica.

@@ -14,7 +14,7 @@ from aiohttp.http_parser import HttpRequestParser
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from asyncllm.front.answers import (
+from asyncllm.supervise.front.answers import (
     Answer,
     Known,
     as_bytes,
@@ -26,9 +26,9 @@ from asyncllm.front.answers import (
     seek,
     worst,
 )
-from asyncllm.front.client import Client, Room
-from asyncllm.front.metrics import Totals
-from asyncllm.front.request import MOST_HEAD, Head, closing, home_of, read_head
+from asyncllm.supervise.front.client import Client, Room
+from asyncllm.supervise.front.metrics import Totals
+from asyncllm.supervise.front.request import MOST_HEAD, Head, closing, home_of, read_head
 
 
 @pytest.mark.parametrize(

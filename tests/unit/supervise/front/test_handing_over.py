@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from asyncllm.front.client import Client, Room
-from asyncllm.front.front import Front
-from asyncllm.front.hosts import Hosts
-from asyncllm.front.reader import HEAD_SECONDS
-from asyncllm.front.replica import Parcel, Replica
 from asyncllm.supervise.child import ACCEPT, MESSAGE_BYTES
 from asyncllm.supervise.crowd import Use
 from asyncllm.supervise.door import SingleDoor
+from asyncllm.supervise.front.client import Client, Room
+from asyncllm.supervise.front.front import Front
+from asyncllm.supervise.front.hosts import Hosts
+from asyncllm.supervise.front.reader import HEAD_SECONDS
+from asyncllm.supervise.front.replica import Parcel, Replica
 from asyncllm.supervise.front_channel import INLINE_BYTES, MOVED, FrontChannel, numbered
 from asyncllm.supervise.poller import Poller
 from asyncllm.supervise.server import Server
@@ -27,7 +27,7 @@ from tests.support.server.files import only
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from asyncllm.front.answers import Answer
+    from asyncllm.supervise.front.answers import Answer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="supervision needs Linux")
 

@@ -7,8 +7,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from asyncllm.front.answers import Known
 from asyncllm.supervise.child import HAND_OVER, PING, send
+from asyncllm.supervise.front.answers import Known
 from asyncllm.supervise.front_channel import FIRST_BYTES, numbered, packed
 
 if TYPE_CHECKING:
