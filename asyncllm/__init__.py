@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from asyncllm.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from asyncllm.client.client import Client
     from asyncllm.config import EngineConfig
     from asyncllm.engine.policy import Policy
     from asyncllm.errors import (
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
         RateLimited,
     )
     from asyncllm.llm.async_llm import AsyncLLM
+    from asyncllm.llm.client.client import Client
     from asyncllm.llm.llm import LLM
     from asyncllm.types import (
         Completion,
@@ -48,7 +48,7 @@ _HOMES = {
     "BadRequest": "asyncllm.errors",
     "Beam": "asyncllm.types.beam_search",
     "BeamSearchParams": "asyncllm.types.beam_search",
-    "Client": "asyncllm.client.client",
+    "Client": "asyncllm.llm.client.client",
     "Completion": "asyncllm.types",
     "DeadlineExceeded": "asyncllm.errors",
     "EmbeddingParams": "asyncllm.types",

@@ -14,9 +14,9 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import msgspec
 
-from asyncllm.client.answers import ModelList, decode, decode_error
 from asyncllm.config import EngineConfig
 from asyncllm.errors import AsyncLLMError, BadRequest, NotFound
+from asyncllm.llm.client.answers import ModelList, decode, decode_error
 
 #: Seconds for an answer without tokens.
 TIMEOUT: Final = 10.0

@@ -22,7 +22,7 @@ from asyncllm.types import SamplingParams, TokenDelta
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from asyncllm.client.client import Client
+    from asyncllm.llm.client.client import Client
 
 Messages = list[dict[str, Any]]
 
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _client(args: argparse.Namespace) -> Client:
-    from asyncllm.client.client import Client
+    from asyncllm.llm.client.client import Client
 
     refuse_engine_options(args)
     return Client(args.url, api_key=args.api_key, model=getattr(args, "model", None))

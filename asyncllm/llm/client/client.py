@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 import aiohttp
 import msgspec
 
-from asyncllm.client.answers import (
+from asyncllm.errors import AsyncLLMError, BadRequest, NotFound
+from asyncllm.llm.client.answers import (
     Answer,
     EmbeddingList,
     EventDecoder,
@@ -22,8 +23,7 @@ from asyncllm.client.answers import (
     decode_error,
     decode_frame,
 )
-from asyncllm.client.requests import changed_fields, sampling_fields, scheduling_fields
-from asyncllm.errors import AsyncLLMError, BadRequest, NotFound
+from asyncllm.llm.client.requests import changed_fields, sampling_fields, scheduling_fields
 from asyncllm.types import (
     Completion,
     Prompt,

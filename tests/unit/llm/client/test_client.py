@@ -15,7 +15,6 @@ from aiohttp import web
 from pytest_aiohttp import AiohttpServer
 
 from asyncllm import Client, SamplingParams
-from asyncllm.client.answers import EventDecoder
 from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import (
     AsyncLLMError,
@@ -29,6 +28,7 @@ from asyncllm.errors import (
     TooLarge,
     Unauthorized,
 )
+from asyncllm.llm.client.answers import EventDecoder
 from asyncllm.types import FinishReason, SchedulingParams, TokenDelta, TokenLogprob, Usage
 from tests.support.server.echo_llm import EchoLLM, echo_class
 from tests.support.server.serving import Server, serving
