@@ -20,10 +20,10 @@ from contextlib import suppress
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from asyncllm.bench.scrape import scrape
-from asyncllm.bench.server import ServerProcess, fetch
-from asyncllm.bench.stream import Connection
 from asyncllm.config import EngineConfig
+from asyncllm.lab.bench.scrape import scrape
+from asyncllm.lab.bench.server import ServerProcess, fetch
+from asyncllm.lab.bench.stream import Connection
 
 HEALTH_SECONDS = 0.05
 

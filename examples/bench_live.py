@@ -14,10 +14,10 @@ import asyncio
 import statistics
 from typing import NamedTuple
 
-from asyncllm.bench.scrape import scrape
-from asyncllm.bench.server import ServerProcess, fetch
-from asyncllm.bench.stream import Connection
 from asyncllm.config import EngineConfig
+from asyncllm.lab.bench.scrape import scrape
+from asyncllm.lab.bench.server import ServerProcess, fetch
+from asyncllm.lab.bench.stream import Connection
 
 CPU, TOKENS = "asyncllm_event_loop_cpu_seconds_total", "asyncllm_generation_tokens_total"
 PERIOD = 1.0

@@ -22,15 +22,15 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from asyncllm import AsyncLLM
-from asyncllm.bench import cases
-from asyncllm.bench.cases import OfflineCase, OnlineCase, Shot, warm_up
-from asyncllm.bench.load import Answered, Outcome
-from asyncllm.bench.offline import run_case
-from asyncllm.bench.online import summarize
-from asyncllm.bench.report import OfflineRow, OnlineRow, Report, decode_report
 from asyncllm.errors import AsyncLLMError, BadRequest
 from asyncllm.executor.sim import virtual_time
 from asyncllm.executor.sim.profile import HostTimes, find_profile
+from asyncllm.lab.bench import cases
+from asyncllm.lab.bench.cases import OfflineCase, OnlineCase, Shot, warm_up
+from asyncllm.lab.bench.load import Answered, Outcome
+from asyncllm.lab.bench.offline import run_case
+from asyncllm.lab.bench.online import summarize
+from asyncllm.lab.bench.report import OfflineRow, OnlineRow, Report, decode_report
 from asyncllm.system.terminal import table
 from asyncllm.types import SamplingParams, TokenDelta
 

@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Iterable
 from typing import Final, TypeVar
 
-from asyncllm.bench import cases
 from asyncllm.cli.answer_file import say
 from asyncllm.cli.given_prompts import CLIENTS, GivenPrompts
 from asyncllm.cli.options import usage_error
+from asyncllm.lab.bench import cases
 
 #: Tokens of prompts and of answers by default.
 LENGTHS: Final = (512, 128)

@@ -10,8 +10,8 @@ from asyncllm.cli.values import list_of, positive, span
 
 if TYPE_CHECKING:
     from asyncllm.cli.options import Commands
-    from asyncllm.planning.chats import ChatLoad
-    from asyncllm.planning.fleet import Fleet, FleetFigures
+    from asyncllm.lab.planning.chats import ChatLoad
+    from asyncllm.lab.planning.fleet import Fleet, FleetFigures
 
 ROUTINGS: Final = ("affinity", "least", "random")
 PROFILES: Final = ("h200-8b", "h200-0.6b")
@@ -138,9 +138,9 @@ def _fleet(args: argparse.Namespace) -> tuple[Fleet, ChatLoad]:
     from asyncllm import demo
     from asyncllm.config import EngineConfig
     from asyncllm.executor.sim.executor import resolve_sim
+    from asyncllm.lab.planning.chats import ChatLoad
+    from asyncllm.lab.planning.fleet import Fleet
     from asyncllm.models.spec import read_spec
-    from asyncllm.planning.chats import ChatLoad
-    from asyncllm.planning.fleet import Fleet
 
     config = EngineConfig(device="sim", sim_profile=args.sim_profile)
     limits, cost = resolve_sim(config, read_spec(demo.path()))

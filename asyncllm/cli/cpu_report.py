@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from asyncllm.planning.cpu import (
+from asyncllm.lab.planning.cpu import (
     DTYPES,
     SIZES,
     CpuPlan,
@@ -13,13 +13,13 @@ from asyncllm.planning.cpu import (
     plan_size,
     this_machine,
 )
-from asyncllm.planning.gpus import GPUS
+from asyncllm.lab.planning.gpus import GPUS
 from asyncllm.system.terminal import table, wrapped
 
 if TYPE_CHECKING:
     from asyncllm.config import EngineConfig
+    from asyncllm.lab.planning.cpu import CpuMachine
     from asyncllm.models.spec import ModelSpec
-    from asyncllm.planning.cpu import CpuMachine
 
 _NOTES: Final = (
     "Speeds are estimates, from how fast a large matrix is read for one row (tokens of a request), "

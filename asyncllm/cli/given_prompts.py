@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from asyncllm.bench.cases import OfflineCase, OnlineCase, Shot, Work
 from asyncllm.cli.prompts import Row, read_rows
 from asyncllm.errors import BadRequest
+from asyncllm.lab.bench.cases import OfflineCase, OnlineCase, Shot, Work
 
 if TYPE_CHECKING:
     from asyncllm.llm.async_llm import AsyncLLM

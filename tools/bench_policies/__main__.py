@@ -3,7 +3,7 @@
     python -m tools.bench_policies LOG... [--policies fair,aged,fcfs] [--speed 4]
     python -m tools.bench_policies --hostile wall
 
-Scheduler and prefix cache are the real ones, and time is virtual (``asyncllm/replay``). A log is a
+Scheduler and prefix cache are the real ones, and time is virtual (``lab/replay``). A log is a
 file of Mooncake (jsonl), Azure or BurstGPT (csv); hostile loads are made up. The scheduler is not
 told how long outputs are, and nobody is refused because too many wait.
 
@@ -41,8 +41,8 @@ from asyncllm.engine.scheduling.sequence import FOREVER
 from asyncllm.errors import AsyncLLMError
 from asyncllm.executor.sim.executor import resolve_sim
 from asyncllm.executor.sim.shape import SHAPES
+from asyncllm.lab.replay.figures import Figures, percentile
 from asyncllm.models.spec import ModelSpec, read_spec
-from asyncllm.replay.figures import Figures, percentile
 from asyncllm.system.terminal import progress_bar, table
 from tools.bench_policies.bounds import due_times, edf, prefill_work, srpt, total_work
 from tools.bench_policies.hostile import HOSTILE, Hostile, deadlines

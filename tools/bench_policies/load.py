@@ -8,7 +8,7 @@ from asyncllm.config import EngineLimits
 from asyncllm.engine.recording.trace_file import NEW_ROOT, Arrival
 from asyncllm.engine.scheduling.sequence import FOREVER
 from asyncllm.errors import BadRequest
-from asyncllm.replay.workload import Workload
+from asyncllm.lab.replay.workload import Workload
 
 
 class LoadRequest(msgspec.Struct, frozen=True, gc=False):

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import Policy
 from asyncllm.executor.sim.cost import SimCost
-from asyncllm.replay.figures import Figures
-from asyncllm.replay.simulate import Device, Simulation
+from asyncllm.lab.replay.figures import Figures
+from asyncllm.lab.replay.simulate import Device, Simulation
 from tools.bench_policies.load import Load
 
 

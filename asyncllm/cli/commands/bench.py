@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from asyncllm.bench import cases
 from asyncllm.cli.answer_file import say
 from asyncllm.cli.bench_cases import (
     default_cases,
@@ -30,15 +29,16 @@ from asyncllm.cli.options import (
 )
 from asyncllm.cli.values import list_of, positive, temperature
 from asyncllm.config import EngineConfig
+from asyncllm.lab.bench import cases
 from asyncllm.system.terminal import LoadingBar
 
 if TYPE_CHECKING:
-    from asyncllm.bench.earlier import Earlier
-    from asyncllm.bench.load import Target
-    from asyncllm.bench.report import OnlineRow, Report
     from asyncllm.cli.given_prompts import GivenPrompts
     from asyncllm.cli.options import Commands
     from asyncllm.cli.parser import CommandParser
+    from asyncllm.lab.bench.earlier import Earlier
+    from asyncllm.lab.bench.load import Target
+    from asyncllm.lab.bench.report import OnlineRow, Report
 
 _LENGTHS: Final = {
     "input-len": "instead of the cases: tokens of each prompt (default: 512)",
@@ -166,7 +166,7 @@ def _add_common(parser: argparse.ArgumentParser, names: str) -> None:
 
 
 def run_offline(args: argparse.Namespace) -> int:
-    from asyncllm.bench import tables
+    from asyncllm.lab.bench import tables
     from asyncllm.llm.load import name_of
     from asyncllm.system.event_loop import run_with_device
 
@@ -189,7 +189,7 @@ async def _measure_offline(
 ) -> Report:
     import asyncio
 
-    from asyncllm.bench.offline import SETTLE_SECONDS, report_of, run_case
+    from asyncllm.lab.bench.offline import SETTLE_SECONDS, report_of, run_case
     from asyncllm.llm.async_llm import AsyncLLM
 
     started = time.perf_counter()
@@ -223,10 +223,10 @@ def run_serve(args: argparse.Namespace) -> int:
         refuse_engine_options(args)
     chosen = online_cases(args)
 
-    from asyncllm.bench import plot, server, tables
-    from asyncllm.bench.load import Target
-    from asyncllm.bench.machine import describe
-    from asyncllm.bench.report import Report
+    from asyncllm.lab.bench import plot, server, tables
+    from asyncllm.lab.bench.load import Target
+    from asyncllm.lab.bench.machine import describe
+    from asyncllm.lab.bench.report import Report
     from asyncllm.llm.load import name_of
 
     if args.plot is not None:
@@ -259,7 +259,7 @@ def run_serve(args: argparse.Namespace) -> int:
 def _measure_server(
     args: argparse.Namespace, chosen: list[cases.OnlineCase], target: Target, report: Report
 ) -> None:
-    from asyncllm.bench.online import run_cases
+    from asyncllm.lab.bench.online import run_cases
 
     for row in run_cases(target, chosen, args.seed):
         say(f"{row.case}: {row.tok_s:,.1f} tok/s")
@@ -288,7 +288,7 @@ def _prepare(args: argparse.Namespace, model: str) -> Earlier | None:
     Raises:
         BadRequest, OSError: one of the files is wrong.
     """
-    from asyncllm.bench.earlier import Earlier
+    from asyncllm.lab.bench.earlier import Earlier
 
     if args.peer is not None and args.compare is None:
         usage_error(args, "--peer is one of those in the file of --compare")

@@ -15,10 +15,10 @@ from asyncllm.errors import BadRequest, ModelError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from asyncllm.lab.planning.load import LoadPlan
+    from asyncllm.lab.planning.plan import Plan
+    from asyncllm.lab.planning.predict import Prediction
     from asyncllm.models.spec import ModelSpec
-    from asyncllm.planning.load import LoadPlan
-    from asyncllm.planning.plan import Plan
-    from asyncllm.planning.predict import Prediction
 
 #: The options of serving that change what fits or how fast it is.
 OPTIONS: Final = (
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
     if args.gpu is None and count_gpus() == 0:
         return _report_cpu(args, config, model, spec)
 
-    from asyncllm.planning.plan import LENGTHS, Placement, make_plan
+    from asyncllm.lab.planning.plan import LENGTHS, Placement, make_plan
 
     plans: dict[str, Plan] = {}
     errors: dict[str, ModelError] = {}
@@ -148,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _load(text: str) -> LoadPlan:
-    from asyncllm.planning.load import LoadPlan
+    from asyncllm.lab.planning.load import LoadPlan
 
     try:
         return LoadPlan.parse(text)
@@ -158,7 +158,7 @@ def _load(text: str) -> LoadPlan:
 
 def _check_gpus(args: argparse.Namespace) -> None:
     """An unknown GPU is a usage error."""
-    from asyncllm.planning.gpus import find_planned
+    from asyncllm.lab.planning.gpus import find_planned
 
     try:
         for name in args.gpu:
@@ -169,7 +169,7 @@ def _check_gpus(args: argparse.Namespace) -> None:
 
 def _gpus(args: argparse.Namespace) -> list[str]:
     """The names of --gpu, or that of the GPU here; an unknown one is a usage error."""
-    from asyncllm.planning.gpus import gpu_here
+    from asyncllm.lab.planning.gpus import gpu_here
 
     try:
         names: list[str] = args.gpu or [gpu_here()]

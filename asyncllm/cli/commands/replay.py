@@ -7,17 +7,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asyncllm.replay.variants import KEYS, Variant
+from asyncllm.lab.replay.variants import KEYS, Variant
 
 if TYPE_CHECKING:
     from array import array
     from collections.abc import Callable
 
-    from asyncllm.bench.report import Report
-    from asyncllm.replay.calibrate import Error
-    from asyncllm.replay.figures import Figures
-    from asyncllm.replay.steps import RecordedStep
-    from asyncllm.replay.verify import Replayed
+    from asyncllm.lab.bench.report import Report
+    from asyncllm.lab.replay.calibrate import Error
+    from asyncllm.lab.replay.figures import Figures
+    from asyncllm.lab.replay.steps import RecordedStep
+    from asyncllm.lab.replay.verify import Replayed
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from asyncllm.replay.simulate import simulate
+    from asyncllm.lab.replay.simulate import simulate
 
     if args.what_if and len(args.files) > 1:
         args.parser.error("--what-if takes one trace")
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _report(file: str) -> Report:
-    from asyncllm.bench.report import decode_report
+    from asyncllm.lab.bench.report import decode_report
 
     return decode_report(Path(file).read_bytes(), Path(file))
 
@@ -95,7 +95,7 @@ def _report(file: str) -> Report:
 def _verified(file: str, watch: Callable[[RecordedStep], None] | None) -> Replayed | None:
     """Replay a trace, and say how that went; None if the plans differ."""
     from asyncllm.engine.recording.trace_file import Trace
-    from asyncllm.replay.verify import checksum_note, verify, version_note
+    from asyncllm.lab.replay.verify import checksum_note, verify, version_note
 
     trace = Trace.read(file)
     for note in (version_note(trace), checksum_note(trace)):
@@ -118,8 +118,8 @@ def _calibrated(
     replays: list[Replayed], traces: list[list[RecordedStep]], reports: list[Report], file: str
 ) -> str:
     """Write the profile; returns the table of its errors."""
-    from asyncllm.bench.host_times import host_times, kept
-    from asyncllm.replay.calibrate import calibrate
+    from asyncllm.lab.bench.host_times import host_times, kept
+    from asyncllm.lab.replay.calibrate import calibrate
     from asyncllm.system.terminal import table
 
     header = replays[0].trace.header
@@ -196,7 +196,7 @@ def _cells(figures: Figures) -> dict[str, str]:
 
 
 def _ms(values: array[float], percent: float) -> str:
-    from asyncllm.replay.figures import percentile
+    from asyncllm.lab.replay.figures import percentile
 
     value = percentile(values, percent)
     return "-" if value is None else f"{value * 1e3:.1f}"

@@ -1,6 +1,6 @@
 """Measured step times of one model on one device: tables, fitted to recorded traces.
 
-``asyncllm replay TRACE --calibrate FILE`` (``asyncllm.replay.calibrate``) writes a profile; those
+``asyncllm replay TRACE --calibrate FILE`` (``lab.replay.calibrate``) writes a profile; those
 in ``executor/sim/profiles`` ship with the package. Unlike the scheduler's own model of step times
 (``engine/scheduling/timing``), the tables know padded sizes, kernels that differ by shape, and that
 two steps of the same shape differ.

@@ -14,7 +14,7 @@ from asyncllm import AsyncLLM, SamplingParams
 from asyncllm.__main__ import main
 from asyncllm.engine.policy import Aged
 from asyncllm.engine.recording.trace_file import Trace
-from asyncllm.replay.verify import verify
+from asyncllm.lab.replay.verify import verify
 from asyncllm.types import SchedulingParams
 
 

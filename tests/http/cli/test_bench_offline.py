@@ -12,10 +12,10 @@ import pytest
 
 from asyncllm import AsyncLLM, __version__
 from asyncllm.__main__ import main
-from asyncllm.bench import cases
-from asyncllm.bench.cases import OfflineCase, fixed, uneven
-from asyncllm.bench.offline import run_case
-from asyncllm.bench.report import decode_report
+from asyncllm.lab.bench import cases
+from asyncllm.lab.bench.cases import OfflineCase, fixed, uneven
+from asyncllm.lab.bench.offline import run_case
+from asyncllm.lab.bench.report import decode_report
 
 TINY = (
     OfflineCase("bs1", fixed(1, 6, 12, 100)),
@@ -110,7 +110,7 @@ def test_given_prompts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("asyncllm.system.terminal.LINE_SECONDS", 0.0)
-    monkeypatch.setattr("asyncllm.bench.offline.WATCH_SECONDS", 0.05)
+    monkeypatch.setattr("asyncllm.lab.bench.offline.WATCH_SECONDS", 0.05)
     path, out = tmp_path / "p.jsonl", tmp_path / "out.json"
     sum_ = {"messages": [{"role": "user", "content": "What is 27 + 45?"}], "arrival": 0}
     tale = {"prompt": "Once upon a time", "max_tokens": 40, "arrival": 1.5}

@@ -17,15 +17,15 @@ from pathlib import Path
 import pytest
 
 from asyncllm.__main__ import main
-from asyncllm.bench import cases
-from asyncllm.bench.cases import OnlineCase, closed_loop, interference, poisson
-from asyncllm.bench.load import Answered, Outcome, Target
-from asyncllm.bench.online import Load, deal, run_cases, summarize
-from asyncllm.bench.report import Report, decode_report
-from asyncllm.bench.server import ServerProcess as BenchServer
-from asyncllm.bench.server import options
 from asyncllm.config import EngineConfig
 from asyncllm.errors import AsyncLLMError
+from asyncllm.lab.bench import cases
+from asyncllm.lab.bench.cases import OnlineCase, closed_loop, interference, poisson
+from asyncllm.lab.bench.load import Answered, Outcome, Target
+from asyncllm.lab.bench.online import Load, deal, run_cases, summarize
+from asyncllm.lab.bench.report import Report, decode_report
+from asyncllm.lab.bench.server import ServerProcess as BenchServer
+from asyncllm.lab.bench.server import options
 from tests.support.server.serving import ServerProcess
 
 VOCAB = 2368  # of the demo, whose text a simulated device has
@@ -272,7 +272,7 @@ def test_wrong_files_are_refused_before_a_server_starts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("asyncllm.bench.server.ServerProcess.__enter__", None)
+    monkeypatch.setattr("asyncllm.lab.bench.server.ServerProcess.__enter__", None)
     Path("bad.json").write_text("{")
     row = {"engine": "x", "model": "Qwen3-8B", "case": "c1", "out_tok_s": 1.0}
     Path("peers.json").write_text(json.dumps({"offline": [row]}))

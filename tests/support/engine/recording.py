@@ -15,7 +15,7 @@ from asyncllm.engine.recording.record import RecordedScheduler
 from asyncllm.engine.recording.trace_file import MAGIC, MAX_BYTES, UNCHECKED_FORMAT, Trace
 from asyncllm.engine.recording.trace_parts import find_parts
 from asyncllm.engine.scheduling.sequence import Sequence
-from asyncllm.replay.verify import Replayed, verify
+from asyncllm.lab.replay.verify import Replayed, verify
 from asyncllm.types import SamplingParams
 from asyncllm.wire.messages import BAD_TOKEN, unpack
 from tests.support.engine.scheduling import EOS, FakeDevice, limits, sequence

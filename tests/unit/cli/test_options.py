@@ -207,7 +207,7 @@ try:
 finally:
     heavy = {"torch", "aiohttp", "tokenizers", "jinja2", "numpy", "rich"} & sys.modules.keys()
     assert not heavy, heavy
-    others = ("asyncllm.bench", "asyncllm.replay")
+    others = ("asyncllm.lab.bench", "asyncllm.lab.replay")
     assert not [name for name in sys.modules if name.startswith(others)]
 """
     started = time.perf_counter()

@@ -26,8 +26,8 @@ from asyncllm.engine.recording.trace_file import (
     TraceError,
     TraceWriter,
 )
-from asyncllm.replay.verify import verify
-from asyncllm.replay.workload import PageTree
+from asyncllm.lab.replay.verify import verify
+from asyncllm.lab.replay.workload import PageTree
 from asyncllm.wire.messages import pack
 from tests.support.engine.recording import Driver
 from tests.support.engine.scheduling import limits, sequence

@@ -36,7 +36,7 @@ def test_the_client_needs_no_numbers_until_it_embeds() -> None:
     assert not loaded_by("from asyncllm import Client, EmbeddingParams") & {"torch", "numpy"}
 
 
-@pytest.mark.parametrize("folder", ["engine", "wire", "text", "server", "bench"])
+@pytest.mark.parametrize("folder", ["engine", "wire", "text", "server", "lab/bench"])
 def test_the_loop_side_needs_no_torch(folder: str) -> None:
     names = modules(folder)
     assert names
@@ -60,7 +60,7 @@ def test_a_server_imports_nothing_that_only_others_need() -> None:
         "asyncllm.executor.sim",
         "asyncllm.executor.process",
         "asyncllm.ray.",
-        "asyncllm.bench",
+        "asyncllm.lab.bench",
     )
     libraries = ("torch", "transformers", "huggingface_hub", "llguidance", "opentelemetry", "rich")
     assert not [name for name in run.stdout.split() if name.startswith(others + libraries)]

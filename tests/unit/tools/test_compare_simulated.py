@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from asyncllm.bench import cases
 from asyncllm.errors import BadRequest
+from asyncllm.lab.bench import cases
 from tools import compare_simulated
 from tools.compare_simulated import (
     Compared,

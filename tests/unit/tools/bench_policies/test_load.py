@@ -11,7 +11,7 @@ from asyncllm.engine.policy import POLICIES
 from asyncllm.errors import BadRequest
 from asyncllm.executor.sim.cost import H200, SimCost
 from asyncllm.executor.sim.shape import SHAPES
-from asyncllm.replay.figures import Figures
+from asyncllm.lab.replay.figures import Figures
 from tests.support.engine.scheduling import limits
 from tools.bench_policies.hostile import HOSTILE, cached_turns, deadlines, interfere, preempt, wall
 from tools.bench_policies.load import Load, LoadRequest

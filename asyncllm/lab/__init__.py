@@ -1,0 +1,1 @@
+"""Measuring, predicting and replaying. No server needs it."""

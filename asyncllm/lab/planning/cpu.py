@@ -1,0 +1,174 @@
+"""What fits on this machine's CPU, and about how fast it will be."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Final, Literal
+
+import msgspec
+import torch
+from torch.nn.functional import linear
+
+from asyncllm.config import EngineConfig
+from asyncllm.errors import ModelError
+from asyncllm.executor.build import CPU_CACHE_SHARE
+from asyncllm.executor.device import available_host_bytes
+from asyncllm.executor.memory.limits import resolve_limits, wanted_length
+from asyncllm.lab.planning.rank import work_of
+from asyncllm.models.loading.loader import make_model
+from asyncllm.models.spec import ModelSpec
+
+CpuDType = Literal["float32", "bfloat16"]
+#: What a CPU computes in; it has no fast kernels for float16.
+DTYPES: Final[tuple[CpuDType, ...]] = ("float32", "bfloat16")
+#: Billions of parameters of common models.
+SIZES: Final = (0.6, 1.7, 4.0, 8.0, 14.0, 32.0, 70.0)
+#: For Python, activations and a KV cache, beside the weights.
+_BESIDE_WEIGHTS: Final = 2 * 2**30
+#: A matrix that no cache holds, as in a large model, and a part of a prompt.
+_MATRIX: Final = (8192, 4096)
+_PROMPT_ROWS: Final = 256
+
+
+class CpuSpeed(msgspec.Struct, frozen=True):
+    """Measured: bytes of weights a second for one row, and operations a second for many rows."""
+
+    bandwidth: float
+    flops: float
+
+
+class CpuMachine(msgspec.Struct, frozen=True):
+    """This machine. Memory is in bytes; ``vectors`` are the instructions that PyTorch uses."""
+
+    cores: int
+    threads: int
+    vectors: str
+    memory: int
+    free: int
+    speeds: dict[CpuDType, CpuSpeed]
+
+
+class CpuPlan(msgspec.Struct, frozen=True):
+    """A model on this machine, in one type. Of speeds, only matrices are counted.
+
+    Attributes:
+        problem: why it cannot be served; None if it can.
+        kv_bytes_per_token: 0, as are the next two, where only the number of parameters is known.
+        decode_rate: tokens a second of one request.
+        prompt_rate: tokens a second of prompts.
+    """
+
+    weights: int
+    kv_bytes_per_token: int
+    kv_tokens: int
+    longest: int
+    problem: str | None
+    decode_rate: float
+    prompt_rate: float
+
+
+def this_machine(config: EngineConfig, seconds: float = 0.5) -> CpuMachine:
+    """Describe it, and measure its speed.
+
+    Args:
+        seconds: how long each of four measurements takes.
+    """
+    if config.cpu_threads is not None:
+        torch.set_num_threads(config.cpu_threads)
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return CpuMachine(
+        cores=len(os.sched_getaffinity(0)),
+        threads=torch.get_num_threads(),
+        vectors=torch.backends.cpu.get_cpu_capability(),
+        memory=total,
+        free=available_host_bytes(),
+        speeds={dtype: _measure(getattr(torch, dtype), seconds) for dtype in DTYPES},
+    )
+
+
+def _measure(dtype: torch.dtype, seconds: float) -> CpuSpeed:
+    """Averages, as other programs that run now will slow a model down as well."""
+    weight = torch.ones(_MATRIX, dtype=dtype)
+    rows = torch.ones((_PROMPT_ROWS, _MATRIX[1]), dtype=dtype)
+    return CpuSpeed(
+        bandwidth=weight.nbytes / _seconds(rows[:1], weight, seconds),
+        flops=2 * _PROMPT_ROWS * weight.numel() / _seconds(rows, weight, seconds),
+    )
+
+
+def _seconds(rows: torch.Tensor, weight: torch.Tensor, budget: float) -> float:
+    linear(rows, weight)
+    begun, count = time.perf_counter(), 0
+    while (taken := time.perf_counter() - begun) < budget or count == 0:
+        linear(rows, weight)
+        count += 1
+    return taken / count
+
+
+def plan_model(
+    config: EngineConfig, spec: ModelSpec, machine: CpuMachine, dtype: CpuDType
+) -> CpuPlan:
+    """The plan of a model; its weights are counted on PyTorch's meta device.
+
+    Raises:
+        ModelError: the model has fewer positions than ``max_model_len``.
+    """
+    found: torch.dtype = getattr(torch, dtype)
+    length = wanted_length(config, spec)
+    model = make_model(spec, found, torch.device("meta"), length)
+    weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    work, speed = work_of(model, spec, found.itemsize), machine.speeds[dtype]
+    kv_tokens = longest = 0
+    try:
+        limits = resolve_limits(
+            config,
+            spec,
+            device="cpu",
+            dtype=dtype,
+            cache_bytes=int(machine.free * CPU_CACHE_SHARE),
+            host_bytes=machine.free,
+            bytes_per_token=work.kv_bytes,
+        )
+    except ModelError as error:
+        problem: str | None = error.message
+    else:
+        kv_tokens, longest = limits.num_pages * limits.page_size, limits.max_model_len
+        problem = _too_large(weights + kv_tokens * work.kv_bytes, machine)
+    read = work.weight_bytes + work.token_expert_bytes
+    return CpuPlan(
+        weights=weights,
+        kv_bytes_per_token=work.kv_bytes,
+        kv_tokens=kv_tokens,
+        longest=longest,
+        problem=problem,
+        decode_rate=speed.bandwidth / read,
+        prompt_rate=speed.flops / work.token_flops,
+    )
+
+
+def plan_size(billions: float, machine: CpuMachine, dtype: CpuDType) -> CpuPlan:
+    """The plan of a dense model with so many parameters."""
+    found: torch.dtype = getattr(torch, dtype)
+    speed, weights = machine.speeds[dtype], int(billions * 1e9 * found.itemsize)
+    return CpuPlan(
+        weights=weights,
+        kv_bytes_per_token=0,
+        kv_tokens=0,
+        longest=0,
+        problem=_too_large(weights + _BESIDE_WEIGHTS, machine),
+        decode_rate=speed.bandwidth / weights,
+        prompt_rate=speed.flops / (2e9 * billions),
+    )
+
+
+def largest(machine: CpuMachine, dtype: CpuDType) -> float:
+    """The parameters of the largest model that fits."""
+    found: torch.dtype = getattr(torch, dtype)
+    return max(machine.free - _BESIDE_WEIGHTS, 0) / found.itemsize
+
+
+def _too_large(num_bytes: int, machine: CpuMachine) -> str | None:
+    if num_bytes <= machine.free:
+        return None
+    return f"it takes {num_bytes / 2**30:,.2f} GiB, and {machine.free / 2**30:,.2f} are free"

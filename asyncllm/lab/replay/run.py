@@ -1,0 +1,180 @@
+"""The real scheduler, fed with the requests of a trace."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from asyncllm.config import EngineLimits
+from asyncllm.engine.policy import Policy
+from asyncllm.engine.scheduling.outcome import Planned
+from asyncllm.engine.scheduling.scheduler import Scheduler
+from asyncllm.engine.scheduling.sequence import FOREVER
+from asyncllm.engine.scheduling.timing.prefill_room import StepShape
+from asyncllm.lab.replay.figures import Figures
+from asyncllm.lab.replay.workload import LiveRequest, Workload
+from asyncllm.wire.messages import BAD_TOKEN, StepResult, pack, unpack
+
+
+class StepRows(NamedTuple):
+    """What the rows of one step compute.
+
+    Attributes:
+        starts, lengths: int64 [n]; tokens already cached, and new ones, of each row.
+        decodes: bool [n]; False for prompt chunks.
+        num_samples: rows that sample.
+        decode_steps: tokens that each decode row yields.
+    """
+
+    starts: np.ndarray
+    lengths: np.ndarray
+    decodes: np.ndarray
+    num_samples: int
+    decode_steps: int
+
+    @property
+    def shape(self) -> StepShape:
+        """Of the first of its decode steps."""
+        starts, lengths = self.starts[~self.decodes], self.lengths[~self.decodes]
+        attention = (lengths * (starts + lengths / 2)).sum()
+        kv_tokens = (self.starts[self.decodes] + 1).sum()
+        return StepShape(int(self.lengths.sum()), int(kv_tokens), float(attention))
+
+
+class _Step(msgspec.Struct, frozen=True):
+    """A step in flight, and the request of each of its rows."""
+
+    number: int
+    owners: list[LiveRequest]
+    rows: StepRows
+
+
+class Run:
+    """Passes events to the scheduler, and tracks slots and rows as a device would.
+
+    ``live`` are the requests that have not ended.
+    """
+
+    def __init__(self, workload: Workload, limits: EngineLimits, policy: Policy):
+        self.figures = Figures()
+        self.scheduler = Scheduler.create(limits, policy)
+        self.live: dict[int, LiveRequest] = {}
+        self._workload = workload
+        self._slots: dict[int, LiveRequest] = {}
+        self._known = np.zeros(limits.max_num_seqs, dtype=np.int64)
+        self._steps: deque[_Step] = deque()
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._steps)
+
+    @property
+    def next_rows(self) -> list[LiveRequest]:
+        """The requests of the rows of the oldest step in flight."""
+        return self._steps[0].owners
+
+    def stop(self, row: int) -> None:
+        """Make this row's token of the oldest step a stop token."""
+        after, row = divmod(row, len(self.next_rows))
+        self.next_rows[row].stop_next(after)
+
+    @property
+    def next_decode_steps(self) -> int:
+        """Tokens that each of these rows yields."""
+        return self._steps[0].rows.decode_steps
+
+    def add(self, id: int, now: float) -> None:
+        self._add(self._workload.enter(id), now)
+
+    def offer(self, id: int, now: float) -> float | None:
+        """Add a request whose deadline can be met: returns the deadline, None if it is refused."""
+        live = self._workload.enter(id)
+        deadline = live.record.deadline
+        if deadline < FOREVER and now + self.scheduler.least_seconds(live.seq) > deadline:
+            live.record.outcome = "refused"
+            self.figures.arrived(live.record, now)
+            return None
+        self._add(live, now)
+        return deadline
+
+    def finish(self, id: int, now: float) -> LiveRequest | None:
+        """The request; None if it has ended already."""
+        live = self.live.pop(id, None)
+        if live is not None:
+            live.record.outcome = "dropped"
+            self.scheduler.finish(live.seq, now)
+        return live
+
+    def plan(self, number: int, now: float) -> Planned | None:
+        planned = self.scheduler.plan(number, now)
+        self.figures.num_preemptions = self.scheduler.num_preemptions
+        if planned is None:
+            return None
+        self.figures.num_steps += 1
+        message = planned.message
+        for admit, seq in zip(message.admits, planned.admitted, strict=True):
+            live = self._slots[admit.slot] = self.live[seq.id]
+            self._known[admit.slot] = len(seq.tokens)
+            live.admitted(now)
+        slots, starts, lengths = unpack(message.rows, 3).astype(np.int64).T
+        owners = [self._slots[slot] for slot in slots.tolist()]
+        known = self._known[slots]
+        decodes = starts >= known
+        for row in np.flatnonzero(~decodes).tolist():
+            owners[row].record.num_prefilled += int(lengths[row])
+        num_samples = int((starts + lengths >= known).sum())
+        rows = StepRows(starts, lengths, decodes, num_samples, message.decode_steps)
+        self._steps.append(_Step(number, owners, rows))
+        return planned
+
+    @property
+    def planned_rows(self) -> StepRows:
+        """Of the step planned last."""
+        return self._steps[-1].rows
+
+    def apply(
+        self,
+        now: float,
+        seconds: float,
+        *,
+        bad: Iterable[int] = (),
+        unmet: Iterable[int] = (),
+        failed: bool = False,
+        copied: tuple[tuple[int, float], ...] = (),
+    ) -> list[LiveRequest]:
+        """Apply the result of the oldest step in flight; returns the requests that it ends.
+
+        ``stop`` sets the stop tokens. Arguments as in ``trace_file.Result``.
+        """
+        step = self._steps.popleft()
+        owners, decode_steps = step.owners, step.rows.decode_steps
+        tokens = [live.next_token(after) for after in range(decode_steps) for live in owners]
+        for row in bad:
+            tokens[row] = BAD_TOKEN
+        error = "it failed when it was recorded" if failed else None
+        failures = tuple((row, "so it was recorded") for row in unmet)
+        message = StepResult(
+            step.number, pack(tokens), (), error, 0.0, 0.0, copied, seconds, failures=failures
+        )
+        emitted, lost, _ = self.scheduler.apply(message, now)
+        ended = [self.live.pop(seq.id) for seq in lost]
+        for live in ended:
+            live.record.outcome = "dropped"
+        for seq, row, token, finish in emitted:
+            live = owners[row % len(owners)]
+            if token >= 0:
+                live.record.tokens.append(now)
+            if finish is not None or token == BAD_TOKEN:
+                live.record.outcome = "finished" if finish is not None else "dropped"
+                ended.append(self.live.pop(seq.id))
+        self.figures.ended = now
+        return ended
+
+    def _add(self, live: LiveRequest, now: float) -> None:
+        self.live[live.seq.id] = live
+        self.figures.arrived(live.record, now)
+        self.scheduler.add(live.seq, now)
