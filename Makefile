@@ -2,7 +2,7 @@
 # make check         what to run while working: lint, types and the quick tests, in a minute or two
 # make test          lint, types and all tests, as CI runs them
 # make test-gpu      the tests of kernels, graphs and the engine, on a machine with an NVIDIA GPU
-# make sizes         lines by folder, the longest files, the fullest folders
+# make sizes         lines and files by room, the longest files, the fullest folders
 # make test-floors   the smoke tests with the oldest dependencies that pyproject.toml allows
 
 VENV   ?= .venv

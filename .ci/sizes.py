@@ -1,4 +1,4 @@
-"""Print how large the package is: lines by folder, its longest files and its fullest folders.
+"""Print how large the package is: lines and files by room, its longest files, fullest folders.
 
 python .ci/sizes.py [PACKAGE]
 """
@@ -12,18 +12,20 @@ from pathlib import Path
 
 def main(package: Path) -> None:
     lines = {path: path.read_text(encoding="utf-8").count("\n") for path in package.rglob("*.py")}
-    by_folder, by_room, files = Counter[str](), Counter[str](), Counter[Path]()
+    rooms, files, folders = Counter[str](), Counter[str](), Counter[str]()
     for path, count in lines.items():
-        by_folder[path.relative_to(package).parts[0]] += count
-        by_room[str(path.parent)] += 1
-        files[path] = count
-    print(f"{'lines':>7}  folder")
-    for name, count in by_folder.most_common():
-        if (package / name).is_dir():
-            print(f"{count:7,}  {package.name}/{name}/")
-    print(f"{sum(lines.values()):7,}  {package.name}/ in {len(lines)} files")
-    print("longest files:  ", *(f"{path} {count}" for path, count in files.most_common(5)))
-    print("fullest folders:", *(f"{path}/ {count}" for path, count in by_room.most_common(5)))
+        room = path.relative_to(package).parts[0]
+        rooms[room] += count
+        files[room] += 1
+        folders[str(path.parent)] += 1
+    print(f"{'lines':>7} {'files':>5}  room")
+    for room, count in rooms.most_common():
+        if (package / room).is_dir():
+            print(f"{count:7,} {files[room]:5}  {package.name}/{room}/")
+    print(f"{sum(lines.values()):7,} {len(lines):5}  {package.name}/")
+    longest = Counter(lines).most_common(5)
+    print("longest files:  ", *(f"{path} {count}" for path, count in longest))
+    print("fullest folders:", *(f"{path}/ {count}" for path, count in folders.most_common(5)))
 
 
 if __name__ == "__main__":

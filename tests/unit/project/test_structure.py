@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -13,6 +14,9 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "asyncllm"
 FOLDERS = sorted({path.parent for path in PACKAGE.rglob("*.py")})
+
+#: Whoever looks for something first reads this list.
+MAX_ENTRIES = 26
 
 #: A file does one thing, and a folder is read at one glance.
 MAX_LINES = 350
@@ -31,6 +35,13 @@ def test_folders_and_layers() -> None:
     lint = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()"]
     done = subprocess.run([*lint, "--no-cache"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+def test_the_top_of_the_package_is_one_short_list() -> None:
+    runpy.run_path(str(ROOT / ".ci" / "sizes.py"))["main"](PACKAGE)  # shown if this fails
+    paths = [path for path in PACKAGE.rglob("*") if path.is_file()]
+    kept = [path.relative_to(PACKAGE) for path in paths if "__pycache__" not in path.parts]
+    assert len({path.parts[0] for path in kept}) <= MAX_ENTRIES
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(ROOT)))
