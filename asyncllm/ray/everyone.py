@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from ray.serve.exceptions import DeploymentUnavailableError
 
 from asyncllm.errors import NotReady
@@ -12,7 +13,7 @@ from asyncllm.server.app import ROUTES
 from asyncllm.server.reload import ROUTE as RELOAD
 from asyncllm.supervise.front.answers import MERGES, Answer, first
 from asyncllm.supervise.front.metrics import labelled
-from asyncllm.supervise.front.request import PROBES
+from asyncllm.supervise.front.request import PROBES, home_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _ASKS: Final = {(one.method, one.path): one.asks for one in (*ROUTES, RELOAD) if one.asks}
 _NAMED: Final = re.compile(r"/v1/requests/(.+)/(?:trace|abort)")
+_RESPONSES: Final = frozenset(("/v1/responses", "/v1/responses/compact"))
 #: How long all of them may take, asked how they are, or anything else; after that, one is asked.
 PROBE_SECONDS: Final = 1.0
 ASK_SECONDS: Final = 5.0
@@ -32,24 +34,59 @@ ASK_SECONDS: Final = 5.0
 Answers = dict[str, Answer | None]
 
 
-def joined(method: str, path: str) -> Callable[[Answers], Answer | None] | None:
-    """How to answer what concerns all replicas; None: one of them answers."""
+class _Item(msgspec.Struct):
+    type: Any = None
+    id: Any = None
+    role: Any = None
+
+
+class _Body(msgspec.Struct):
+    """Of a response: what says which replica has what it continues."""
+
+    input: list[_Item]
+
+
+_BODY: Final = msgspec.json.Decoder(_Body)
+
+
+def joined(method: str, path: str, name: str) -> Callable[[Answers], Answer | None] | None:
+    """How to answer what concerns all replicas; None: one of them answers.
+
+    Args:
+        name: of what only one of them has, see ``name_in``.
+    """
     known = _ASKS.get(("GET" if method == "HEAD" else method, path))
     if known == "metrics":
         return _metrics
-    if known is None and not name_in(path):
+    if known is None and not name:
         return None
     merge = MERGES[known or "seek"]
     return lambda answers: merge(list(answers.values()))
 
 
-def name_in(path: str) -> str:
-    """Of the request that it is about; empty if it names none."""
-    found = _NAMED.fullmatch(path)
-    return "" if found is None else found[1]
+def name_in(request: Request) -> str:
+    """Of another request, or of an item of a response; empty if the request names none.
+
+    Items that replicas have named themselves say where they are, see ``home_of``.
+    """
+    found = _NAMED.fullmatch(request.path)
+    if found is not None:
+        return found[1]
+    if request.path not in _RESPONSES or home_of(request.path, request.body) is not None:
+        return ""
+    try:
+        items = _BODY.decode(request.body).input
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""  # a text, or what the replica refuses
+    referred = (
+        one.id for one in items if one.type in ("item_reference", None) and one.role is None
+    )
+    return min((id for id in referred if isinstance(id, str)), default="")
 
 
-async def ask_all(replicas: DeploymentHandle[Replica], request: Request) -> Answers | None:
+async def ask_all(
+    replicas: DeploymentHandle[Replica], request: Request, name: str
+) -> Answers | None:
     """None if they take too long, and one can answer as well.
 
     Raises:
@@ -63,7 +100,7 @@ async def ask_all(replicas: DeploymentHandle[Replica], request: Request) -> Answ
     except DeploymentUnavailableError:
         raise NotReady("no replica is ready") from None
     except TimeoutError:
-        if request.path == RELOAD.path or name_in(request.path):
+        if request.path == RELOAD.path or name:
             raise NotReady("a replica does not answer; try again") from None
         return None
     return dict(

@@ -22,11 +22,12 @@ from asyncllm.server.http.errors import HttpError, error_response
 from asyncllm.server.http.middleware import new_request_id, request_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
     from asyncllm.config.server_config import ServerConfig
+    from asyncllm.ray.everyone import Answers
     from asyncllm.ray.replica import Replica
     from asyncllm.server.embedded.asgi import Message, Receive, Send
     from asyncllm.server.http.errors import ErrorWriter
@@ -77,14 +78,17 @@ class Relay:
             if body is None:
                 return
             request = _request(scope, path, body)
-            answer = await self._ask_all(scope["method"], path, request)
-            if answer is not None and answer.status == 200 and name_in(path):
+            name = name_in(request)
+            join = joined(scope["method"], path, name)
+            answer = None
+            if join is not None:
+                answer = await self._ask_all(request, name, join)
+            if answer is not None and answer.status == 200 and name:
                 home = answer.json()["replica"]
                 request, answer = msgspec.structs.replace(request, home=home), None
             if answer is None:
                 # One replica answers what all of them would, if that takes too long.
-                seconds = ASK_SECONDS if joined(scope["method"], path) else None
-                await self._relay(request, send, seconds)
+                await self._relay(request, send, ASK_SECONDS if join and not name else None)
             else:
                 await _respond(send, answer.status, answer.headers, answer.body)
         except AsyncLLMError as error:
@@ -113,17 +117,16 @@ class Relay:
             raise HttpError(f"the body has not arrived within {seconds:g} s", 408) from None
         return bytes(body)
 
-    async def _ask_all(self, method: str, path: str, request: Request) -> Answer | None:
+    async def _ask_all(
+        self, request: Request, name: str, join: Callable[[Answers], Answer | None]
+    ) -> Answer | None:
         """None: one replica should answer."""
-        join = joined(method, path)
-        if join is None:
-            return None
-        if method == "HEAD":  # the proxy leaves the body out
+        if request.method == b"HEAD":  # the proxy leaves the body out
             request = msgspec.structs.replace(request, method=b"GET")
-        if name := name_in(path):
+        if name:
             sought = (SEEK.lower().encode(), quote(name).encode())
             request = msgspec.structs.replace(request, headers=[*request.headers, sought])
-        answers = await ask_all(self._replicas, request)
+        answers = await ask_all(self._replicas, request, name)
         return None if answers is None else join(answers)
 
     async def _relay(self, request: Request, send: Send, seconds: float | None) -> None:

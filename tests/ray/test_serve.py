@@ -132,6 +132,9 @@ def test_a_response_is_continued_where_it_is(client: openai.OpenAI) -> None:
             model=MODEL, input="Once more.", previous_response_id=first.id
         )
         assert client.responses.retrieve(second.id).output_text == second.output_text
+        for item in (client.responses.input_items.list(first.id).data[0], first.output[0]):
+            referred: Any = [{"type": "item_reference", "id": item.id}]
+            assert client.responses.create(model=MODEL, input=referred).status == "completed"
         client.responses.delete(first.id)
 
 

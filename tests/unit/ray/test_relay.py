@@ -203,6 +203,30 @@ async def test_a_name_is_the_latest_requests_of_all(came: Any, home: int | None)
     assert b"x-asyncllm-seek" not in dict(sent_on.headers)
 
 
+@pytest.mark.parametrize(
+    ("input", "sought"),
+    [
+        ([{"type": "item_reference", "id": "mine"}, {"id": "other"}], "mine"),
+        ([{"role": "user", "content": "x", "id": "b"}, {"id": "a/\u00e9"}], "a/%C3%A9"),
+        ([{"role": "user", "content": "x"}, {"type": "item_reference", "id": 3}], None),
+        ([{"type": "item_reference", "id": f"msg_{'0' * 30}010000"}], None),
+        ("a text", None),
+        ([[]], None),
+    ],
+)
+async def test_an_item_of_a_response_is_where_the_request_goes(
+    input: Any, sought: str | None
+) -> None:
+    answers = [(f"{i}", Answer(200, (), b'{"replica":%d,"came":%d}' % (i, i))) for i in (0, 1)]
+    handle = Handle([OK, b"done"], of_all=answers)
+    body = json.dumps({"input": input}).encode()
+    assert (await ask(handle, "/v1/responses", body=(body,))).body == b"done"
+    *asked, sent_on = handle.requests
+    seeks = [dict(request.headers)[b"x-asyncllm-seek"].decode() for request in asked]
+    assert (seeks, sent_on.home) == (([], None) if sought is None else ([sought], 1))
+    assert sent_on.body == body
+
+
 @pytest.mark.parametrize("of_all", [[("abc", Answer(401, (), b"no"))], TimeoutError()])
 async def test_a_name_that_cannot_be_sought_is_an_error(of_all: Any) -> None:
     sent = await ask(Handle(of_all=of_all), "/v1/requests/a/trace", "GET", (b"",))
