@@ -30,8 +30,10 @@ BODY_SECONDS, PART_SECONDS = 2.0, 0.25
 RETRY_SECONDS, CROWDED_SECONDS = 0.1, 0.02
 #: How often the log says that there are none.
 LOG_SECONDS: Final = 60.0
-#: At once: connections accepted, and placed because the rest of their request was not waited for.
+#: At once: connections accepted; closed because they were idle; and placed because the rest of
+#: their request was not waited for.
 MOST_ACCEPTED: Final = 16
+MOST_CLOSED: Final = 128
 MOST_PLACED: Final = 4
 #: Bytes read at once: until the head has ended, and after that.
 HEAD_BYTES, BODY_BYTES = 2**14, 2**18
@@ -105,7 +107,7 @@ class Reader:
         self._poller.add(client.socket, partial(self._read, client))
 
     def act(self) -> None:
-        for client in self._idle.due():
+        for client in self._idle.due(MOST_CLOSED):
             self._leave(client)
             client.close()
         for waiting in self._begun:

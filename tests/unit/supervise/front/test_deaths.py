@@ -13,6 +13,7 @@ import pytest
 
 from asyncllm.supervise.child import received
 from asyncllm.supervise.front.client import MOST_BYTES
+from asyncllm.supervise.front.expiring import Expiring
 from asyncllm.supervise.front.front import Front
 from asyncllm.supervise.front.reader import BODY_BYTES, MOST_PLACED
 from asyncllm.supervise.front_channel import (
@@ -198,8 +199,20 @@ def test_many_that_have_lost_their_replica_go_on_a_few_at_a_time() -> None:
             one.connection.close()
 
 
-def test_many_large_bodies_at_once_are_read_a_piece_in_each_turn() -> None:
+def test_many_idle_connections_are_closed_a_few_at_a_time() -> None:
+    idle = Expiring[int](0.0)
+    for number in range(5):
+        idle.add(number)
+    assert [idle.due(2), idle.due(2), idle.due(2)] == [[0, 1], [2, 3], [4]]
+    assert idle.deadline is None
+
+
+def test_many_large_bodies_at_once_are_read_a_piece_in_each_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """So that a probe waits for one piece of one of them, however many there are."""
+    for name in ("BODY_SECONDS", "PART_SECONDS"):  # their rest is waited for
+        monkeypatch.setattr(f"asyncllm.supervise.front.reader.{name}", 60.0)
     body = b"x" * MOST_BYTES
     with served(1) as front:
         reader = front.door._reader
