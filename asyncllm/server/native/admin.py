@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
-from asyncllm.errors import BadRequest, NotFound
+from asyncllm.errors import NotFound
 from asyncllm.server.http.answer import json_response
 from asyncllm.server.limits.api_keys import tenant_of
-from asyncllm.server.native.perfetto import perfetto
 from asyncllm.server.native.schemas import (
     Aborted,
     Load,
@@ -50,31 +48,21 @@ async def retrieve_model(request: web.Request) -> web.Response:
 
 
 async def request_trace(request: web.Request) -> web.Response:
-    """What happened to one request: JSON, or a file for a timeline viewer."""
+    """What happened to one request."""
     service = request.app[SERVICE]
     name, served = request.match_info["id"], service.find(request)
-    return trace_response(request, name, [] if served is None else service.traces(served))
+    return trace_response(name, [] if served is None else service.traces(served))
 
 
-def trace_response(
-    request: web.Request, name: str, traces: Sequence[tuple[int, RequestTrace]]
-) -> web.Response:
-    """The traces of a request's choices, in the format that the query asks for.
+def trace_response(name: str, traces: Sequence[tuple[int, RequestTrace]]) -> web.Response:
+    """The traces of a request's choices.
 
     Raises:
-        BadRequest: there is no such format.
-        NotFound: there are no traces.
+        NotFound: there are none.
     """
-    form = request.query.get("format", "json")
-    if form not in ("json", "perfetto"):
-        raise BadRequest("format must be json or perfetto", param="format")
     if not traces:
         raise NotFound(f"no trace of a request {name!r} is kept", param="id")
-    if form == "json":
-        return json_response(NamedTrace(id=name, sequences=explain(traces).sequences))
-    filename = f"trace-{re.sub('[^A-Za-z0-9._-]', '_', name)}.json"
-    headers = {"Content-Disposition": f'attachment; filename="{filename}"'}
-    return json_response(perfetto(name, traces), headers=headers)
+    return json_response(NamedTrace(id=name, sequences=explain(traces).sequences))
 
 
 def came(request: web.Request, name: str) -> float | None:

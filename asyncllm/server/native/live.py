@@ -182,7 +182,7 @@ async def live_trace(request: web.Request) -> web.Response:
         traces = [(0, trace)]  # a request of the program itself
     name = request.match_info["id"] if served is None else served.names[0]
     seen = [each for each in traces if viewer is None or each[1].tenant == viewer]
-    return trace_response(request, name, seen)
+    return trace_response(name, seen)
 
 
 async def live_abort(request: web.Request) -> web.Response:

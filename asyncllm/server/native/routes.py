@@ -66,9 +66,8 @@ ROUTES: Final = (
         came=admin.came,
         handler=admin.request_trace,
         summary="What happened to a request, by its X-Request-Id or the id of its answer",
-        answers=(answers.NamedTrace, answers.Timeline),
-        query={"format": ("json", "perfetto")},
-        refusals=(400, 404, 503),
+        answers=(answers.NamedTrace,),
+        refusals=(404, 503),
     ),
     Route(
         method="POST",
@@ -152,9 +151,8 @@ PAGE_ROUTES: Final = (
         home=home_of_number,
         handler=live_trace,
         summary="What happened to a request, by its number in /live",
-        answers=(answers.NamedTrace, answers.Timeline),
-        query={"format": ("json", "perfetto")},
-        refusals=(400, 404, 503),
+        answers=(answers.NamedTrace,),
+        refusals=(404, 503),
     ),
     Route(
         method="POST",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
@@ -17,13 +17,6 @@ class NamedTrace(Trace, kw_only=True):
     """The trace of the request of that id."""
 
     id: str
-
-
-class Timeline(Answer, kw_only=True):
-    """The same in the trace event format that Perfetto and Chromium open."""
-
-    traceEvents: list[dict[str, Any]]
-    displayTimeUnit: Literal["ms"]
 
 
 class Generated(Answer, kw_only=True):

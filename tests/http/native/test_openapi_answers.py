@@ -183,9 +183,6 @@ def test_traces(server: Server, document: dict[str, Any]) -> None:
     server.post(CHAT, VALID[CHAT] | {"n": 2}, {"X-Request-Id": "traced"})
     path = "/v1/requests/traced/trace"
     check(document, "GET", path, server.get(path))
-    answer = server.get(f"{path}?format=perfetto")
-    check(document, "GET", path, answer)
-    assert "traceEvents" in answer.json
 
 
 def test_aborting(server: Server, document: dict[str, Any]) -> None:

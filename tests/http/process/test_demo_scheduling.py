@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -192,24 +191,6 @@ async def test_a_trace_is_complete(alpha: Caller, beta: Caller, stream: bool) ->
         path = f"/v1/requests/{name}/trace"
         assert (await alpha.get(path))[2]["sequences"] == sequences
         assert (await beta.get(path))[0] == 404
-
-
-async def test_a_trace_for_perfetto(alpha: Caller, beta: Caller) -> None:
-    answer = await alpha.chat([SYSTEM, {"role": "user", "content": "Count to 5."}], max_tokens=9)
-    path = f"/v1/requests/{answer['id']}/trace?format=perfetto"
-    status, headers, file = await alpha.get(path)
-    assert status == 200
-    assert headers["Content-Disposition"].endswith(f'filename="trace-{answer["id"]}.json"')
-    slices = [event for event in file["traceEvents"] if event["ph"] == "X"]
-    assert {event["name"] for event in slices} >= {"waiting", "running", "1 rows"}
-    for event in slices:
-        assert event["ts"] >= 0
-        assert event["dur"] >= 0
-    # Steps follow each other: the viewer could not draw them on one track otherwise.
-    steps = [event for event in slices if event["pid"] == 1]
-    for before, after in itertools.pairwise(steps):
-        assert after["ts"] >= before["ts"] + before["dur"] - 0.01
-    assert (await beta.get(path))[0] == 404
 
 
 async def test_a_request_that_was_refused_or_dropped_can_be_looked_up(alpha: Caller) -> None:

@@ -1,8 +1,7 @@
-"""How traces are presented: as JSON for people, and as a file for Perfetto."""
+"""How traces are presented."""
 
 from __future__ import annotations
 
-import itertools
 import json
 from typing import Any
 
@@ -10,7 +9,6 @@ import msgspec
 
 from asyncllm.engine.requests.history import RequestTrace, StepRecord
 from asyncllm.engine.scheduling.timeline import Event
-from asyncllm.server.native.perfetto import perfetto, states
 from asyncllm.server.trace import MAX_STEPS_DETAIL, explain
 
 #: Arrives at 100 s, shares a prefix, loads, runs, is preempted, runs again and ends at 101 s.
@@ -148,7 +146,6 @@ def test_events_that_were_dropped() -> None:
 def test_an_event_of_a_kind_to_come() -> None:
     later = msgspec.structs.replace(TRACE, events=[*EVENTS, Event(100.95, 15, "moved", 1, 2)])
     assert entry_of(later)["events"][-1] == {"at_ms": 950, "kind": "moved"}
-    assert states(later) == states(TRACE)
 
 
 def test_the_list_of_steps_is_bounded_for_all_sequences_together() -> None:
@@ -159,57 +156,3 @@ def test_the_list_of_steps_is_bounded_for_all_sequences_together() -> None:
         assert entry["steps"]["count"] == 4096
         assert len(entry["steps_detail"]) == MAX_STEPS_DETAIL // 2
         assert entry["steps_detail"][-1]["step"] == 4095
-
-
-def test_states_follow_each_other_without_a_gap() -> None:
-    spans = states(TRACE)
-    assert [span.name for span in spans] == [
-        "waiting",
-        "waiting for a shared prefix",
-        "loading from the host",
-        "running",
-        "preempted",
-        "running",
-    ]
-    assert (spans[0].begin, spans[-1].end) == (TRACE.arrived, TRACE.ended)
-    for before, after in itertools.pairwise(spans):
-        assert before.end == after.begin
-    assert states(WAITING) == [("waiting", 100.0, 100.0)]
-
-
-def test_perfetto() -> None:
-    """Slices in microseconds on named tracks; steps that both sequences saw are there once."""
-    later = msgspec.structs.replace(TRACE, arrived=100.0, steps=STEPS[2:])
-    file = json.loads(msgspec.json.encode(perfetto("cmpl-x", [(0, TRACE), (3, later)])))
-    events = file["traceEvents"]
-    names = {(e["pid"], e.get("tid")): e["args"]["name"] for e in events if e["ph"] == "M"}
-    assert names == {
-        (1, None): "engine",
-        (1, 1): "steps",
-        (2, None): "cmpl-x choice 0",
-        (2, 1): "state",
-        (2, 2): "chunks",
-        (5, None): "cmpl-x choice 3",
-        (5, 1): "state",
-        (5, 2): "chunks",
-    }
-    slices = [e for e in events if e["ph"] == "X"]
-    assert all((e["pid"], e["tid"]) in names and e["dur"] >= 0 for e in slices)
-    steps = [e for e in slices if e["pid"] == 1]
-    assert [e["args"]["step"] for e in steps] == [9, 10, 11, 12, 13, 14]
-    assert (steps[0]["ts"], steps[0]["dur"]) == (310_000, 50_000)
-    assert (steps[0]["name"], steps[0]["args"]["rows"]) == ("4 rows", 4)
-    chunks = [e for e in slices if (e["pid"], e["tid"]) == (2, 2)]
-    assert [e["args"] for e in chunks] == [
-        {"step": 9, "start": 16, "tokens": 84},
-        {"step": 13, "start": 96, "tokens": 6},
-    ]
-    assert (chunks[0]["ts"], chunks[0]["dur"]) == (310_000, 50_000)
-    moments = [e for e in events if e["ph"] == "i"]
-    assert [(e["name"], e["ts"]) for e in moments] == [("first token", 450_000)] * 2
-
-
-def test_perfetto_of_a_request_that_waits() -> None:
-    events = perfetto("x", [(0, WAITING)])["traceEvents"]
-    [waiting] = [e for e in events if e["ph"] == "X"]
-    assert (waiting["name"], waiting["ts"], waiting["dur"]) == ("waiting", 0, 0)

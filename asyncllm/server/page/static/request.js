@@ -1,7 +1,7 @@
 // One request: where its time went, and why. Opened from the live view, or from a message.
 
-import { getJson, call, post } from "./api.js";
-import { $, button, download, duration, el, number, percent, plural } from "./dom.js";
+import { getJson, post } from "./api.js";
+import { $, button, duration, el, number, percent, plural } from "./dom.js";
 
 const PARTS = {
   queue: "in the queue", prefix: "waiting for a prefix", host: "loading pages",
@@ -185,13 +185,8 @@ function actions(path, trace) {
     } }, "Cancel request");
     row.append(cancel);
   }
-  row.append(el("button", { type: "button", onclick: () => showTrace(path) }, "Refresh"),
-    el("button", { type: "button", onclick: () => timeline(path, trace.id) }, "Timeline for Perfetto"));
+  row.append(el("button", { type: "button", onclick: () => showTrace(path) }, "Refresh"));
   return row;
-}
-
-async function timeline(path, name) {
-  download(await (await call(`${path}/trace?format=perfetto`)).blob(), `trace-${name}.json`);
 }
 
 function sequenceNode(trace, count) {
