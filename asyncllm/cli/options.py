@@ -27,10 +27,11 @@ from msgspec import Meta
 from asyncllm.cli.config_file import add_config_file
 from asyncllm.cli.vllm_options import KeepJson, add_vllm_options
 from asyncllm.config import EngineConfig
-from asyncllm.config.option_fields import GROUPS, type_of
+from asyncllm.config.option_fields import GROUPS
 from asyncllm.config.option_names import name_options, option_of
 from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import BadRequest
+from asyncllm.types.validate import type_of
 from asyncllm.vllm_options.table import SAME_SHORT
 from asyncllm.vllm_options.values import WORDS, own_word, whole_number
 

@@ -6,38 +6,36 @@ configuration through environment variables.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from asyncllm.config.option_fields import (
-    MANY,
-    Count,
-    Gpus,
-    Range,
-    Share,
-    Threads,
-    check_ranges,
-    doc,
-)
+from asyncllm.config.option_fields import MANY, Count, Gpus, Share, Threads, doc
 from asyncllm.errors import BadRequest
 from asyncllm.types import MAX_CACHE_TTL
 from asyncllm.types.sampling_defaults import check_overrides
-from asyncllm.types.validate import check_tcp_endpoint, check_types
+from asyncllm.types.validate import Form, Range, check_fields, check_tcp_endpoint
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
 AttentionName = Literal["auto", "triton", "flashinfer", "sdpa"]
 PolicyName = Literal["fair", "aged", "fcfs", "longest"]
 ExecutorName = Literal["thread", "process"]
-#: Besides files that ``asyncllm replay --calibrate`` wrote.
-SIM_PROFILES: Final = ("auto", "h200-8b", "h200-0.6b")
 
 #: No chat fits into a smaller KV cache.
 MIN_CACHE: Final = 64
 
-_DEVICE: Final = re.compile(r"auto|cpu|sim|cuda(?::\d{1,3})?")
+_DEVICE: Final = Form(r"auto|cpu|sim|cuda(?::\d{1,3})?", "auto, cpu, cuda, cuda:N or sim")
+_SIM_PROFILE: Final = Form(
+    r"auto|h200-8b|h200-0\.6b|(?s:.*)\.json",
+    "auto, h200-8b, h200-0.6b or a .json file",
+)
+
+
+def _check_variables(name: str, value: dict[str, Any]) -> None:
+    for own in ("add_generation_prompt", "messages", "tools"):
+        if own in value:
+            raise BadRequest(f"{name} must not contain {own}", param=name)
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +71,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     default_chat_template_kwargs: Annotated[
         dict[str, Any] | None,
+        _check_variables,
         doc(
             "variables of the chat template, such as '{\"enable_thinking\": false}'; those of a "
             "request override them",
@@ -93,6 +92,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     override_generation_config: Annotated[
         dict[str, Any] | None,
+        check_overrides,
         doc("other defaults of sampling, such as '{\"temperature\": 0.5}'", "model"),
     ] = None
     quantization: Annotated[
@@ -109,6 +109,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     device: Annotated[
         str,
+        _DEVICE,
         doc(
             "where the model runs: cpu, cuda, cuda:1 (the second GPU) and so on; auto takes a GPU "
             "if there is one, else the CPU; sim has no model and only simulates step times",
@@ -141,6 +142,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "thread"
     sim_profile: Annotated[
         str,
+        _SIM_PROFILE,
         doc(
             "step times of --device sim: h200-8b and h200-0.6b were measured with Qwen3; a FILE "
             "of asyncllm replay --calibrate has those of the served model; auto computes them "
@@ -258,6 +260,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     kv_events: Annotated[
         str | None,
+        check_tcp_endpoint,
         doc(
             "publish at this address, such as tcp://*:5557, what the prefix cache has, for "
             "routers; the next port answers requests for replays; needs the extra 'kv-events'",
@@ -274,29 +277,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_ranges(self)
-        check_overrides(self.override_generation_config)
+        check_fields(self)
 
         def need(fine: bool, param: str, message: str) -> None:
             if not fine:
                 raise BadRequest(message, param=param)
 
-        param, kwargs = "default_chat_template_kwargs", self.default_chat_template_kwargs or {}
-        for name in ("add_generation_prompt", "messages", "tools"):
-            need(name not in kwargs, param, f"{param} must not contain {name}")
-        devices = f"device must be auto, cpu, cuda, cuda:N or sim, not {self.device!r}"
-        need(_DEVICE.fullmatch(self.device) is not None, "device", devices)
-        profile = self.sim_profile
-        profiles = f"sim_profile must be {', '.join(SIM_PROFILES)} or a .json file, not {profile!r}"
-        need(profile in SIM_PROFILES or profile.endswith(".json"), "sim_profile", profiles)
         if self.device == "sim":
             need(self.tp == 1, "tp", "the simulated device has no tensor parallelism: tp must be 1")
             on_loop = "the simulated device runs on the event loop: executor must be thread"
             need(self.executor == "thread", "executor", on_loop)
-        if self.kv_events is not None:
-            check_tcp_endpoint("kv_events", self.kv_events)
-            need(self.prefix_caching, "kv_events", "kv_events needs prefix_caching")
+        publishes = self.kv_events is not None
+        need(self.prefix_caching or not publishes, "kv_events", "kv_events needs prefix_caching")
         cache, page = self.kv_cache_tokens, self.page_size
         small = f"kv_cache_tokens must be at least page_size, {page}, not {cache}"
         need(cache is None or cache >= page, "kv_cache_tokens", small)

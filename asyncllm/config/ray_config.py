@@ -6,9 +6,9 @@ from typing import Annotated
 
 import msgspec
 
-from asyncllm.config.option_fields import Count, Gpus, check_ranges, doc
+from asyncllm.config.option_fields import Count, Gpus, doc
 from asyncllm.errors import BadRequest
-from asyncllm.types.validate import check_types
+from asyncllm.types.validate import check_fields
 
 
 class RayConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,8 +42,7 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 1
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_ranges(self)
+        check_fields(self)
         for field in msgspec.structs.fields(self):
             if not self.ray and getattr(self, field.name) != field.default:
                 name = field.name

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Final, Literal
 
 import msgspec
 
-from asyncllm.config.option_fields import Bytes, Count, Range, Seconds, check_ranges, doc
+from asyncllm.config.option_fields import Bytes, Count, Seconds, doc
 from asyncllm.errors import BadRequest
 from asyncllm.types import Pooling
-from asyncllm.types.validate import check_types
+from asyncllm.types.validate import Form, Range, check_fields, not_empty
 
 MetricsCompat = Literal["vllm"]
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 #: Scheme, host and port, as browsers write them in an Origin header.
-_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s\\@?#]+")
+_ORIGIN: Final = Form(r"\*|[a-z][a-z0-9+.-]*://[^/\s\\@?#]+", "like https://example.org or *")
 #: A name, or what all names below it end with.
-_HOST_NAME: Final = re.compile(r"(?:\*?\.)?[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\.?")
-_HTTP_URL: Final = re.compile(r"https?://[^/\s?#]+(?:/\S*)?")
+_HOST_NAME: Final = Form(
+    r"\*|(?:\*?\.)?[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\.?",
+    "like llm.example.org, .example.org or *",
+)
+_HTTP_URL: Final = Form(r"https?://[^/\s?#]+(?:/\S*)?", "like http://localhost:4318")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,10 +59,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     served_model_name: Annotated[
         tuple[str, ...],
+        not_empty,
         doc("name of the model for clients; may be repeated; the model's own by default"),
     ] = ()
     api_key: Annotated[
         tuple[str, ...],
+        not_empty,
         doc("key that clients must send; may be repeated; by default no key is needed"),
     ] = ()
     api_key_file: Annotated[
@@ -73,6 +77,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     admin_key: Annotated[
         str | None,
+        not_empty,
         doc(
             "key for POST /admin/reload, and for the page's live view of the requests of all "
             "keys; without it the route does not exist; API keys do not work for these"
@@ -88,10 +93,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     cors_origin: Annotated[
         tuple[str, ...],
+        _ORIGIN,
         doc("web origin that may call the server, such as https://example.org; * for all"),
     ] = ()
     allowed_hosts: Annotated[
         tuple[str, ...],
+        _HOST_NAME,
         doc(
             "host name by which clients may reach a server without keys, besides local names and "
             "addresses; .example.org for all names below it, * for any; may be repeated",
@@ -151,6 +158,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     otlp_endpoint: Annotated[
         str | None,
+        _HTTP_URL,
         doc(
             "where to send a span for each request, such as http://localhost:4318; "
             "needs the extra otel",
@@ -205,38 +213,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_ranges(self)
+        check_fields(self)
         if (self.tls_cert is None) != (self.tls_key is None):
             missing = "tls_cert" if self.tls_cert is None else "tls_key"
             raise BadRequest("tls_cert and tls_key need each other", param=missing)
         if self.standby and not self.supervise:
             raise BadRequest("standby needs the parent process", param="standby")
-        if not all(self.api_key):
-            raise BadRequest("api_key must not be empty", param="api_key")
-        if self.admin_key == "":
-            raise BadRequest("admin_key must not be empty", param="admin_key")
         if self.isolate_keys and not self.api_key and self.api_key_file is None:
             raise BadRequest("isolate_keys needs api_key or api_key_file", param="isolate_keys")
-        if not all(self.served_model_name):
-            raise BadRequest("served_model_name must not be empty", param="served_model_name")
-        for origin in self.cors_origin:
-            if origin != "*" and not _ORIGIN.fullmatch(origin):
-                raise BadRequest(
-                    f"cors_origin must be like https://example.org or *, not {origin!r}",
-                    param="cors_origin",
-                )
-        for name in self.allowed_hosts:
-            if name != "*" and not _HOST_NAME.fullmatch(name):
-                raise BadRequest(
-                    f"allowed_hosts must be like llm.example.org, .example.org or *, not {name!r}",
-                    param="allowed_hosts",
-                )
-        if self.otlp_endpoint is not None and not _HTTP_URL.fullmatch(self.otlp_endpoint):
-            raise BadRequest(
-                f"otlp_endpoint must be like http://localhost:4318, not {self.otlp_endpoint!r}",
-                param="otlp_endpoint",
-            )
         if self.log_requests and self.log_level not in ("debug", "info"):
             raise BadRequest(
                 f"log_requests logs at level info, which log_level {self.log_level} leaves out",

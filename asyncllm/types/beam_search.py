@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from asyncllm.errors import BadRequest
 from asyncllm.types import MAX_LOGPROBS, Completion, Int32
-from asyncllm.types.validate import check_types
+from asyncllm.types.validate import check_fields
 
 MAX_BEAMS: Final = 64
 #: Each of them makes every step look at ``beam_width`` more candidates of every beam.
@@ -54,7 +54,7 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 0.0
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_fields(self)
         if self.temperature != 0:
             raise BadRequest("beam search needs temperature 0", param="temperature")
 

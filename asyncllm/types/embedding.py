@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import msgspec
 
 from asyncllm.errors import BadRequest, StepError
-from asyncllm.types.validate import check_kind, check_types
+from asyncllm.types.validate import check_fields, check_kind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,7 +36,7 @@ class EmbeddingParams(msgspec.Struct, frozen=True, kw_only=True):
     dimensions: int | None = None
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_fields(self)
         if self.dimensions is not None and self.dimensions < 1:
             raise BadRequest("dimensions must be at least 1", param="dimensions")
 

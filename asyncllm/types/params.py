@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from asyncllm.errors import BadRequest
-from asyncllm.types.validate import check_types
+from asyncllm.types.validate import check_fields
 
 MAX_STOP_STRINGS = 32
 #: Characters of all stop strings together: each new token's text is compared with each of them.
@@ -51,7 +51,7 @@ class Reasoning(msgspec.Struct, frozen=True):
     closing_ids: tuple[Int32, ...] = ()
 
     def __post_init__(self) -> None:
-        check_types(self, "reasoning")
+        check_fields(self, "reasoning")
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +121,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         stop: object = self.stop
         if isinstance(stop, str):
             msgspec.structs.force_setattr(self, "stop", (stop,))
-        check_types(self)
+        check_fields(self)
         _check(0 <= self.temperature <= 100, "temperature", "between 0 and 100")
         _check(0 < self.top_p <= 1, "top_p", "greater than 0 and at most 1")
         _check(self.top_k >= -1, "top_k", "-1, 0 or positive")
@@ -197,7 +197,7 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True):
     isolated: bool = False
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_fields(self)
         _check(-10 <= self.priority <= 10, "priority", "between -10 and 10")
         _check(
             self.deadline_ms is None or 0 < self.deadline_ms <= 86_400_000,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -11,8 +11,6 @@ from asyncllm.types.params import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-_OVERRIDES: Final = "override_generation_config"
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,16 +40,12 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
         return SamplingParams(**{name: v for name, v in values.items() if v is not None})
 
 
-def check_overrides(given: Mapping[str, Any] | None) -> None:
-    """
-    Raises:
-        BadRequest: these are not values that ``SamplingDefaults`` may have.
-    """
-    given = given or {}
+def check_overrides(param: str, given: Mapping[str, Any]) -> None:
+    """A rule: values that ``SamplingDefaults`` may have."""
     known = SamplingDefaults.__struct_fields__
     for name in given.keys() - set(known):
         names = ", ".join(map(repr, known))
-        raise BadRequest(f"{_OVERRIDES} has no {name!r}, only {names}", param=_OVERRIDES)
+        raise BadRequest(f"{param} has no {name!r}, only {names}", param=param)
     try:
         msgspec.convert(given, SamplingDefaults)
         SamplingDefaults().params(given)
@@ -62,4 +56,4 @@ def check_overrides(given: Mapping[str, Any] | None) -> None:
         problem = error.message.replace(str(error.param), repr(error.param), 1)
     else:
         return
-    raise BadRequest(f"{_OVERRIDES}: {problem}", param=_OVERRIDES)
+    raise BadRequest(f"{param}: {problem}", param=param)

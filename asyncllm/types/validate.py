@@ -1,10 +1,14 @@
-"""Checks for structs that users construct; msgspec only checks what it decodes."""
+"""Checks for structs that users construct, as their fields declare them.
+
+msgspec only checks what it decodes.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, NamedTuple, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -16,17 +20,77 @@ T = TypeVar("T")
 _TCP_ENDPOINT: Final = re.compile(r"tcp://(?:\*|[\w.-]+|\[[\da-fA-F:.]+\]):(\d{1,5})")
 
 
+class Range(NamedTuple):
+    """A rule: what a number may be; the least one may be left out."""
+
+    least: float
+    most: float
+    is_open: bool = False
+
+    def __call__(self, name: str, value: float) -> None:
+        if not (value > self.least or (value == self.least and not self.is_open)):
+            wrong = f"{'above' if self.is_open else 'at least'} {self.least:,}"
+        elif not value <= self.most:
+            wrong = f"at most {self.most:,}"
+        else:
+            return
+        raise BadRequest(f"{name} must be {wrong}, not {value}", param=name)
+
+
+class Form(NamedTuple):
+    """A rule: the pattern of a text, or of each of several, and what errors say of it."""
+
+    pattern: str
+    expected: str
+
+    def __call__(self, name: str, value: str | tuple[str, ...]) -> None:
+        for text in (value,) if isinstance(value, str) else value:
+            if not re.fullmatch(self.pattern, text):
+                raise BadRequest(f"{name} must be {self.expected}, not {text!r}", param=name)
+
+
+def not_empty(name: str, value: str | tuple[str, ...]) -> None:
+    """A rule: a text, or each of several, has a character."""
+    if "" in ((value,) if isinstance(value, str) else value):
+        raise BadRequest(f"{name} must not be empty", param=name)
+
+
+def type_of(hint: Any) -> tuple[Any, list[Any]]:
+    """A field's type, without None and annotations; and the annotations."""
+    extras: list[Any] = []
+    while True:
+        if get_origin(hint) is Annotated:
+            hint, *more = get_args(hint)
+            extras += more
+            continue
+        members = [m for m in get_args(hint) if m is not type(None)]
+        if len(members) == len(get_args(hint)) or len(members) != 1:
+            return hint, extras
+        [hint] = members
+
+
+class _Field(NamedTuple):
+    name: str
+    type: Any
+    default: Any
+    rules: list[Callable[[str, Any], None]]
+
+
 @cache
-def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, Any, Any], ...]:
-    fields = msgspec.structs.fields(kind)
-    return tuple((field.encode_name, field.type, field.default) for field in fields)
+def _fields(kind: type[msgspec.Struct]) -> tuple[_Field, ...]:
+    return tuple(
+        _Field(field.encode_name, field.type, field.default, list(filter(callable, extras)))
+        for field in msgspec.structs.fields(kind)
+        for extras in [type_of(field.type)[1]]
+    )
 
 
-def check_types(struct: msgspec.Struct, where: str = "") -> None:
-    """Check every field against its annotation, with the bounds in ``Meta``.
+def check_fields(struct: msgspec.Struct, where: str = "") -> None:
+    """Check every field against its annotation, with the bounds in ``Meta``, and by its rules.
 
-    Values that msgspec can convert (a list for a tuple, a Decimal for a float) are converted in
-    place. Defaults are not checked, to save time.
+    A rule is what else ``Annotated`` has that can be called, with name and value. Values that
+    msgspec can convert (a list for a tuple, a Decimal for a float) are converted in place. Defaults
+    are not checked, to save time.
 
     Args:
         where: the field of another struct that holds this one; errors name it.
@@ -34,17 +98,21 @@ def check_types(struct: msgspec.Struct, where: str = "") -> None:
     Raises:
         BadRequest: a value does not fit; ``param`` names the field.
     """
-    for name, kind, default in _fields(type(struct)):
+    for name, kind, default, rules in _fields(type(struct)):
         value = getattr(struct, name)
-        if value is default or type(value) is kind:
+        if value is default:
             continue
-        try:
-            converted = msgspec.convert(value, kind)
-        except msgspec.ValidationError as error:
-            path = f"{where}.{name}" if where else name
-            raise BadRequest(f"{path}: {error}", param=path) from None
-        if converted is not value:
-            msgspec.structs.force_setattr(struct, name, converted)
+        if type(value) is not kind:
+            try:
+                converted = msgspec.convert(value, kind)
+            except msgspec.ValidationError as error:
+                path = f"{where}.{name}" if where else name
+                raise BadRequest(f"{path}: {error}", param=path) from None
+            if converted is not value:
+                msgspec.structs.force_setattr(struct, name, value := converted)
+        if value is not None:
+            for rule in rules:
+                rule(name, value)
 
 
 def check_kind(name: str, value: object, kind: type[T]) -> T | None:
@@ -62,11 +130,7 @@ def check_kind(name: str, value: object, kind: type[T]) -> T | None:
 
 
 def check_tcp_endpoint(name: str, value: str) -> None:
-    """Check the address of a ZMQ socket, whose next port is used, too.
-
-    Raises:
-        BadRequest: it is none, or has no next port; ``param`` is ``name``.
-    """
+    """A rule: the address of a ZMQ socket, whose next port is used, too."""
     found = _TCP_ENDPOINT.fullmatch(value)
     if found is None or not 0 < int(found[1]) < 65535:
         raise BadRequest(

@@ -9,10 +9,10 @@ from typing import Any, Final, TypeAlias, get_type_hints
 import msgspec
 
 from asyncllm.config import EngineConfig
-from asyncllm.config.option_fields import type_of
 from asyncllm.config.ray_config import RayConfig
 from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import BadRequest
+from asyncllm.types.validate import type_of
 
 #: From the value of an option of vLLM's to our fields; none where it changes nothing here.
 FieldsOf: TypeAlias = Callable[[Any], dict[str, Any]]

@@ -10,12 +10,12 @@ import pytest
 
 from asyncllm.__main__ import main
 from asyncllm.config import MIN_CACHE, EngineConfig
-from asyncllm.config.option_fields import Range, type_of
 from asyncllm.config.option_names import option_of
 from asyncllm.config.ray_config import RayConfig
 from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import BadRequest
 from asyncllm.types import SamplingParams
+from asyncllm.types.validate import Range, type_of
 
 STRUCTS: Final[tuple[type[msgspec.Struct], ...]] = (EngineConfig, ServerConfig, RayConfig)
 
@@ -72,3 +72,42 @@ def test_the_kv_cache_holds_a_chat_and_a_page(given: dict[str, Any], least: int)
             EngineConfig(kv_cache_tokens=tokens, **given)
         assert error.value.param == "kv_cache_tokens"
     assert EngineConfig(kv_cache_tokens=least, **given).kv_cache_tokens == least
+
+
+@pytest.mark.parametrize(
+    ("struct", "given", "wrong"),
+    [
+        (EngineConfig, {"device": "cuda:"}, "be auto, cpu, cuda, cuda:N or sim, not 'cuda:'"),
+        (
+            EngineConfig,
+            {"sim_profile": "h200-0x6b"},
+            "be auto, h200-8b, h200-0.6b or a .json file, not 'h200-0x6b'",
+        ),
+        (EngineConfig, {"default_chat_template_kwargs": {"tools": []}}, "not contain tools"),
+        (ServerConfig, {"served_model_name": ("a", "")}, "not be empty"),
+        (ServerConfig, {"api_key": ("",)}, "not be empty"),
+        (ServerConfig, {"admin_key": ""}, "not be empty"),
+        (
+            ServerConfig,
+            {"cors_origin": ("*", "https://x.org/")},
+            "be like https://example.org or *, not 'https://x.org/'",
+        ),
+        (
+            ServerConfig,
+            {"allowed_hosts": (".x.org", "*x")},
+            "be like llm.example.org, .example.org or *, not '*x'",
+        ),
+        (ServerConfig, {"otlp_endpoint": "x:1"}, "be like http://localhost:4318, not 'x:1'"),
+    ],
+)
+def test_so_is_a_text_of_another_form(
+    struct: type[msgspec.Struct], given: dict[str, Any], wrong: str
+) -> None:
+    [name] = given
+    with pytest.raises(BadRequest) as error:
+        struct(**given)
+    assert (error.value.message, error.value.param) == (f"{name} must {wrong}", name)
+    fine = {"sim_profile": "x.json", "admin_key": "k", "cors_origin": "*", "allowed_hosts": "*"}
+    if name in fine:
+        value = fine[name]
+        struct(**{name: (value,) if isinstance(given[name], tuple) else value})
