@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Final
 
 from asyncllm.cli.options import usage_error
-from asyncllm.cli.values import list_of, positive, span
+from asyncllm.cli.parser import list_of, positive, span
 
 if TYPE_CHECKING:
     from asyncllm.cli.options import Commands

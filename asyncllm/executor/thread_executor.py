@@ -14,10 +14,9 @@ from typing import Final, Protocol, TypeVar
 from asyncllm.config import EngineLimits
 from asyncllm.errors import EngineDead
 from asyncllm.executor.awaited_results import AwaitedResults
-from asyncllm.wire.channel import FLUSH, LeaderChannel
+from asyncllm.wire.channel import FLUSH, LeaderChannel, ThreadChannel
 from asyncllm.wire.executor import ResultHandler
 from asyncllm.wire.heartbeat import Heartbeat
-from asyncllm.wire.thread_channel import ThreadChannel
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from asyncllm.types import (
     SchedulingParams,
     Usage,
 )
-from asyncllm.types.max_tokens import bounded
+from asyncllm.types.sampling_defaults import bounded
 from asyncllm.types.validate import check_kind
 
 if TYPE_CHECKING:

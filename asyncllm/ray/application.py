@@ -14,9 +14,8 @@ from asyncllm.config.ray_config import RayConfig
 from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import BadRequest
 from asyncllm.ray.relay import Relay
-from asyncllm.ray.replica import Replica
+from asyncllm.ray.replica import Replica, desired_replicas
 from asyncllm.ray.routing import PrefixRouter
-from asyncllm.ray.scaling import desired_replicas
 from asyncllm.system.suggest import did_you_mean
 
 if TYPE_CHECKING:

@@ -5,30 +5,38 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import sys
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import h11
+import msgspec
+import ray
 from ray import serve
+from ray.util import get_node_ip_address
+from ray.util.placement_group import get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from asyncllm.errors import EngineDead
+from asyncllm.executor.team.machines import Machines
+from asyncllm.executor.team.station import run_station
 from asyncllm.llm.async_llm import AsyncLLM
-from asyncllm.ray.request import NUMBER
-from asyncllm.ray.scaling import LOAD, load
-from asyncllm.ray.stations import start_stations
 from asyncllm.server.arrivals.routed import LOST
 from asyncllm.server.embedded.exchange import InProcess, ask
 from asyncllm.server.observe.log_format import configure_logging
 from asyncllm.supervise.front.answers import Answer, of_headers
 from asyncllm.supervise.front.request import MOST_REPLICAS
 from asyncllm.supervise.signals import DEAD
+from asyncllm.wire.tcp import TOKEN_BYTES, listen
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from ray.actor import ActorHandle
+    from ray.serve.config import AutoscalingContext
+
     from asyncllm.config import EngineConfig
     from asyncllm.config.server_config import ServerConfig
-    from asyncllm.ray.request import Request
     from asyncllm.server.embedded.exchange import Headers
 
 log = logging.getLogger(__name__)
@@ -124,3 +132,91 @@ class Replica:
 
 async def _parts(body: bytes) -> AsyncIterator[bytes]:
     yield body
+
+
+class Station:
+    """An actor that is the station of its machine; Ray ends it with the replica, its owner."""
+
+    def __init__(self, token: bytes, server: ServerConfig) -> None:
+        configure_logging(server)
+        self._token = token
+        self._host = get_node_ip_address()
+        self._listening = listen(self._host)
+
+    def address(self) -> tuple[str, int]:
+        """Where rank 0 finds it."""
+        return self._host, self._listening.getsockname()[1]
+
+    def run(self) -> None:
+        """See ``run_station``."""
+        run_station(self._listening, self._token)
+
+
+async def start_stations(server: ServerConfig) -> tuple[Machines, list[ActorHandle]]:
+    """Start a station in each bundle of this actor's placement group but the first, its own.
+
+    Returns:
+        Where they wait for rank 0, and the actors, which end with their handles.
+    """
+    group, token = get_current_placement_group(), secrets.token_bytes(TOKEN_BYTES)
+    assert group is not None, "a replica on several machines has a placement group"
+    actor = ray.remote(Station)
+    stations = []
+    for number, bundle in enumerate(group.bundle_specs[1:], 1):
+        placed = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
+        options = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0)}
+        started = actor.options(scheduling_strategy=placed, **options)
+        stations.append(started.remote(token, server))
+    addresses = await asyncio.gather(*(station.address.remote() for station in stations))
+    for station in stations:
+        station.run.remote()
+    return Machines(get_node_ip_address(), tuple(map(tuple, addresses)), token), stations
+
+
+#: The load that replicas should have. What is left is for requests that come while another starts.
+TARGET: Final = 0.8
+#: What replicas report their load as.
+LOAD: Final = "load"
+
+
+def load(running: int, waiting: int, max_num_seqs: int) -> float:
+    """How full an engine is: 1 when it can run no more, and more when requests wait.
+
+    While requests wait, the engine runs as many as it can: fewer than ``max_num_seqs`` when the KV
+    cache is full.
+    """
+    most = max(1, running) if waiting else max_num_seqs
+    return (running + waiting) / most
+
+
+def desired_replicas(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
+    """A policy of Ray Serve's, which itself keeps the limits and waits for the delays."""
+    loads = (context.aggregated_metrics or {}).get(LOAD, {})
+    if not loads:
+        return context.target_num_replicas, {}
+    # Replicas that have not reported yet are as full as the others.
+    mean = sum(loads.values()) / len(loads)
+    return mean * context.current_num_replicas / TARGET, {}
+
+
+#: What a replica's metadata has it as.
+NUMBER: Final = "number"
+
+
+class Request(msgspec.Struct, frozen=True):
+    """An HTTP request as a whole.
+
+    Attributes:
+        target: path and query, as in a request line.
+        path: as the client means it, without the query.
+        peer: the client's host and port, as far as they are known.
+        home: the number of the replica that has what it names, if one has.
+    """
+
+    method: bytes
+    target: bytes
+    path: str
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    peer: tuple[str, int] | None
+    home: int | None = None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ray.serve.request_router import RequestRouter
 
-from asyncllm.ray.request import NUMBER
+from asyncllm.ray.replica import NUMBER
 from asyncllm.supervise.front.blocks import blocks, prompt_bytes
 from asyncllm.supervise.front.request import home_of
 from asyncllm.supervise.front.router import Placed, Router
@@ -14,7 +14,7 @@ from asyncllm.supervise.front.router import Placed, Router
 if TYPE_CHECKING:
     from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RunningReplica
 
-    from asyncllm.ray.request import Request
+    from asyncllm.ray.replica import Request
 
 #: Replicas at one time, those that still end included.
 MOST_REPLICAS: Final = 1024

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from asyncllm.errors import BadRequest
+from asyncllm.types import Prompt, is_conversation
 from asyncllm.types.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -57,3 +58,23 @@ def check_overrides(param: str, given: Mapping[str, Any]) -> None:
     else:
         return
     raise BadRequest(f"{param}: {problem}", param=param)
+
+
+#: Limit of an answer to raw text. A chat ends by itself; raw text often goes on until the context
+#: is full. OpenAI's 16 would cut nearly every answer.
+RAW_MAX_TOKENS: Final = 256
+
+
+def bounded(
+    params: SamplingParams, prompt: Prompt, num_tokens: int, max_model_len: int
+) -> SamplingParams:
+    """Parameters with the default ``max_tokens``, if they have none and the prompt is no chat."""
+    if params.max_tokens is not None or is_conversation(prompt):
+        return params
+    most = default_max_tokens(params, max(1, max_model_len - num_tokens))
+    return msgspec.structs.replace(params, max_tokens=most)
+
+
+def default_max_tokens(params: SamplingParams, room: int) -> int:
+    """The ``max_tokens`` of an answer to raw text, with ``room`` tokens left in the context."""
+    return min(room, max(RAW_MAX_TOKENS, params.min_tokens))

@@ -21,7 +21,7 @@ pytest.importorskip("triton")
 from asyncllm.kernels.triton.collectives.all_gather import rows_of_all
 from asyncllm.kernels.triton.collectives.all_reduce import sum_in_one_shot, sum_in_two_shots
 from asyncllm.kernels.triton.collectives.push import WORDS, Channel, blocks_of, place_bytes
-from asyncllm.lab.planning.all_reduce import CROSSING_KIB
+from asyncllm.lab.planning.cost import CROSSING_KIB
 from asyncllm.parallel.push import CROSSING, is_gathered, sum_for
 
 Push = Callable[[Tensor, Tensor | None, Channel], Tensor]

@@ -27,13 +27,13 @@ from asyncllm.cli.options import (
     refuse_engine_options,
     usage_error,
 )
-from asyncllm.cli.values import list_of, positive, temperature
+from asyncllm.cli.parser import list_of, positive, temperature
 from asyncllm.config import EngineConfig
 from asyncllm.lab.bench import cases
 from asyncllm.system.terminal import LoadingBar
 
 if TYPE_CHECKING:
-    from asyncllm.cli.given_prompts import GivenPrompts
+    from asyncllm.cli.bench_cases import GivenPrompts
     from asyncllm.cli.options import Commands
     from asyncllm.cli.parser import CommandParser
     from asyncllm.lab.bench.earlier import Earlier
@@ -225,8 +225,7 @@ def run_serve(args: argparse.Namespace) -> int:
 
     from asyncllm.lab.bench import plot, server, tables
     from asyncllm.lab.bench.load import Target
-    from asyncllm.lab.bench.machine import describe
-    from asyncllm.lab.bench.report import Report
+    from asyncllm.lab.bench.report import Report, describe
     from asyncllm.llm.load import name_of
 
     if args.plot is not None:

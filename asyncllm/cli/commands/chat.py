@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 from asyncllm.cli.options import (
     add_config_options,
     add_model,
+    add_sampling_options,
+    check_sampling_options,
     config_from_args,
     refuse_engine_options,
+    sampling_params,
 )
-from asyncllm.cli.sampling import add_sampling_options, check_sampling_options, sampling_params
 from asyncllm.config import EngineConfig
 from asyncllm.errors import AsyncLLMError, BadRequest, EngineDead
 from asyncllm.system.terminal import LoadingBar

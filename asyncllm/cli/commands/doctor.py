@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from asyncllm.cli.options import add_model, add_options, config_from_args, usage_error
-from asyncllm.cli.values import list_of, positive
+from asyncllm.cli.parser import list_of, positive
 from asyncllm.config import EngineConfig
 from asyncllm.config.option_names import name_options
 from asyncllm.errors import BadRequest, ModelError
@@ -186,7 +186,7 @@ def _report_cpu(args: argparse.Namespace, config: EngineConfig, model: str, spec
 
     import msgspec
 
-    from asyncllm.cli.cpu_report import cpu_report
+    from asyncllm.lab.planning.cpu import cpu_report
 
     text, found, problems = cpu_report(config, model, spec)
     print(msgspec.json.format(msgspec.json.encode(found)).decode() if args.json else text)

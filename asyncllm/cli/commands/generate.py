@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import msgspec
 
-from asyncllm.cli.answer_file import AnswerLines, answer_lines, append_answers, say
+from asyncllm.cli.answer_file import AnswerLines, answer_lines, append_answers, keep_answered, say
 from asyncllm.cli.options import (
     BATCH_DEFAULTS,
     add_config_options,
     add_model,
+    add_sampling_options,
+    check_sampling_options,
     config_from_args,
     given_options,
+    sampling_params,
     usage_error,
 )
 from asyncllm.cli.prompts import READERS, Row, as_chat, read_rows
-from asyncllm.cli.results import answer_line, error_line, fingerprint, recover
-from asyncllm.cli.sampling import add_sampling_options, check_sampling_options, sampling_params
 from asyncllm.config import EngineConfig
 from asyncllm.errors import AsyncLLMError, BadRequest, EngineDead
 from asyncllm.system.terminal import LoadingBar
@@ -26,9 +28,11 @@ from asyncllm.types import SamplingParams
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from asyncllm.cli.prompts import Row
     from asyncllm.llm.async_llm import AsyncLLM
+    from asyncllm.types import Completion
 
 #: Fields of EngineConfig that an answer depends on.
 _MODEL: Final = (
@@ -172,3 +176,76 @@ async def _answer_all(
             lines.write(line, failed=False)
 
     await intake.run(answer, rows)
+
+
+def fingerprint(settings: Mapping[str, Any], row: Row) -> str:
+    """A short name for the settings that a prompt is answered with, its own max_tokens included."""
+    content = msgspec.json.encode([settings, row.max_tokens], order="deterministic")
+    return blake2b(content, digest_size=6).hexdigest()
+
+
+def answer_line(row: Row, answer: Completion, settings: str) -> bytes:
+    """The line of an answered prompt; ``settings`` is their ``fingerprint``."""
+    line: dict[str, Any] = {
+        "index": row.index,
+        row.key: row.prompt,
+        "text": answer.text,
+        "finish_reason": answer.finish_reason,
+        "stop_reason": answer.stop_reason,
+        "usage": answer.usage,
+        "settings": settings,
+    }
+    if row.rest:
+        line["input"] = row.rest
+    return msgspec.json.encode(line) + b"\n"
+
+
+def error_line(row: Row, error: AsyncLLMError) -> bytes:
+    """The line of a failed prompt; the next run tries it again."""
+    return msgspec.json.encode({"index": row.index, "error": error.message}) + b"\n"
+
+
+def recover(path: Path, rows: Sequence[Row], settings: Mapping[str, Any]) -> set[int]:
+    """Prepare to resume an interrupted run: keep only complete lines of answers.
+
+    Returns:
+        The indexes of the prompts that are answered already.
+
+    Raises:
+        BadRequest: these are not answers to ``rows`` with ``settings``; the file is unchanged.
+    """
+
+    def index_of(line: bytes, number: int) -> int | None:
+        try:
+            result = msgspec.json.decode(line, type=_Result)
+        except msgspec.DecodeError as error:
+            raise _mismatch(path, number, str(error)) from error
+        if result.index >= len(rows):
+            raise _mismatch(path, number, f"there are only {len(rows)} prompts")
+        if result.error is not None:
+            return None
+        row = rows[result.index]
+        if getattr(result, row.key) != row.prompt:
+            raise _mismatch(path, number, f"prompt {row.index} is a different one now")
+        if result.settings is None:
+            raise _mismatch(path, number, "a version wrote it that did not note the settings")
+        if result.settings != fingerprint(settings, row):
+            raise _mismatch(path, number, "the model or the sampling options were different")
+        return row.index
+
+    return keep_answered(path, index_of)
+
+
+class _Result(msgspec.Struct):
+    index: int
+    prompt: Any = None
+    messages: Any = None
+    error: str | None = None
+    settings: str | None = None
+
+
+def _mismatch(path: Path, number: int, reason: str) -> BadRequest:
+    return BadRequest(
+        f"{path}, line {number}, is not from an earlier run of this command: {reason}; "
+        "name another file or use --overwrite"
+    )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncllm.cli.options import add_options, config_from_args, usage_error
-from asyncllm.cli.values import list_of, one_of
+from asyncllm.cli.parser import list_of, one_of
 from asyncllm.config import EngineConfig
 from asyncllm.executor.startup.compile_job import OPTIONS
 

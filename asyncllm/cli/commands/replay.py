@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asyncllm.lab.replay.variants import KEYS, Variant
+from asyncllm.lab.replay.simulate import KEYS, Variant
 
 if TYPE_CHECKING:
     from array import array
@@ -118,8 +118,8 @@ def _calibrated(
     replays: list[Replayed], traces: list[list[RecordedStep]], reports: list[Report], file: str
 ) -> str:
     """Write the profile; returns the table of its errors."""
-    from asyncllm.lab.bench.host_times import host_times, kept
     from asyncllm.lab.replay.calibrate import calibrate
+    from asyncllm.lab.replay.calibrate_host import host_times, kept
     from asyncllm.system.terminal import table
 
     header = replays[0].trace.header

@@ -12,8 +12,7 @@ from uuid import uuid4
 from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.errors import AsyncLLMError
 from asyncllm.lab.bench.cases import OfflineCase, within
-from asyncllm.lab.bench.machine import describe
-from asyncllm.lab.bench.report import OfflineRow, Report
+from asyncllm.lab.bench.report import OfflineRow, Report, describe
 from asyncllm.system.terminal import case_progress
 from asyncllm.types import SamplingParams, SchedulingParams, TokenDelta
 

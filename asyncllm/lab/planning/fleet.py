@@ -21,7 +21,7 @@ from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import POLICIES
 from asyncllm.executor.sim.profile import HostTimes
 from asyncllm.lab.planning.chats import TOKEN_BYTES, Chat, ChatLoad, Turn, make_chats
-from asyncllm.lab.planning.served import Reading, StepCost, device_of
+from asyncllm.lab.planning.predict import Reading, StepCost, device_of
 from asyncllm.lab.replay.figures import Record, percentile
 from asyncllm.lab.replay.simulate import NEVER, Simulation
 from asyncllm.lab.replay.workload import Workload

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 import numpy as np
@@ -12,12 +12,13 @@ from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import POLICIES
 from asyncllm.engine.recording.trace_file import NEW_ROOT, Arrival, Trace
 from asyncllm.errors import BadRequest
+from asyncllm.executor.sim.profile import HostTimes
+from asyncllm.executor.sim.timeline import StepTiming
 from asyncllm.lab.bench.cases import OnlineCase, Shot, warm_up
 from asyncllm.lab.planning.cost import PredictedCost
 from asyncllm.lab.planning.load import LoadPlan
-from asyncllm.lab.planning.served import Reading, device_of
 from asyncllm.lab.replay.figures import Figures, percentile
-from asyncllm.lab.replay.simulate import NEVER, Simulation
+from asyncllm.lab.replay.simulate import NEVER, Device, Simulation
 from asyncllm.lab.replay.verify import verify
 from asyncllm.lab.replay.workload import Workload
 
@@ -211,3 +212,47 @@ def _is_growing(ttft: np.ndarray) -> bool:
         return False
     first, last = float(np.median(ttft[:third])), float(np.median(ttft[-third:]))
     return last > LATE_SECONDS and last > GROWTH * first
+
+
+class StepCost(Protocol):
+    """Step times; see ``asyncllm.executor.sim.cost.SimCost``."""
+
+    def timing(
+        self,
+        step: int,
+        starts: np.ndarray,
+        lengths: np.ndarray,
+        num_samples: int,
+        decode_steps: int = 1,
+    ) -> StepTiming: ...
+
+    def copy_seconds(self, num_pages: int, page_size: int) -> float: ...
+
+
+class Reading:
+    """An event loop that reads one request after the other, over HTTP."""
+
+    def __init__(self, host: HostTimes):
+        self._host = host
+        self._until = 0.0
+
+    def enters(self, now: float, num_prompt: int) -> float:
+        """When a request that is sent now enters the queue.
+
+        The way back to the client is included, though it comes later, and so is what the event
+        loop takes for the first token: no client can tell.
+        """
+        host = self._host
+        reading = host.reading(num_prompt)
+        self._until = max(now, self._until) + reading + host.begin
+        return self._until + max(0.0, host.client - reading) + host.loop(1)
+
+
+def device_of(cost: StepCost, limits: EngineLimits) -> Device:
+    """A simulated device with these step times."""
+    return Device(
+        lambda step, rows: cost.timing(
+            step, rows.starts, rows.lengths, rows.num_samples, rows.decode_steps
+        ),
+        lambda count: cost.copy_seconds(count, limits.page_size),
+    )

@@ -25,8 +25,7 @@ from asyncllm.executor.sim.profile import (
     StepTimes,
     round_up,
 )
-from asyncllm.lab.replay.calibrate_host import idle_curve, least_gaps
-from asyncllm.lab.replay.least_squares import rising, rounded, solve
+from asyncllm.lab.replay.calibrate_host import idle_curve, least_gaps, rising, rounded, solve
 from asyncllm.lab.replay.steps import RecordedStep
 
 #: Points of the tables by rows and by tokens; as far as they are padded sizes, those of

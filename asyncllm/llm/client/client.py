@@ -35,7 +35,7 @@ from asyncllm.types import (
     plain_prompt,
 )
 from asyncllm.types.embedding import EmbeddingParams, embedding_params
-from asyncllm.types.max_tokens import default_max_tokens
+from asyncllm.types.sampling_defaults import default_max_tokens
 from asyncllm.types.validate import check_kind
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from asyncllm.server.native.schemas import Generated
 from asyncllm.server.openai.reply import usage
 from asyncllm.server.service import SERVICE
 from asyncllm.server.streaming.frames import DONE, EVENT_STREAM, error_frame, event
-from asyncllm.types.max_tokens import bounded
+from asyncllm.types.sampling_defaults import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from asyncllm import LLM, AsyncLLM
-from asyncllm.types.max_tokens import RAW_MAX_TOKENS
+from asyncllm.types.sampling_defaults import RAW_MAX_TOKENS
 
 if TYPE_CHECKING:
     from tests.support.server.serving import Answer, Server

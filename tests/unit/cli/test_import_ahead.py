@@ -11,7 +11,7 @@ LATE = """
 import http.client, json, os, signal, sys, threading, time
 from asyncllm.__main__ import main
 from asyncllm.cli.commands import serve
-from asyncllm.cli.import_ahead import import_ahead
+from asyncllm.cli.commands.serve import import_ahead
 from asyncllm.config import EngineConfig
 
 def chat(port):
@@ -41,7 +41,7 @@ sys.exit(main(["serve", "--no-supervise", "--device", "cpu", "--port", sys.argv[
 #: Prints what is known of a GPU after ``import_ahead``.
 OPENED = """
 import sys
-from asyncllm.cli.import_ahead import import_ahead
+from asyncllm.cli.commands.serve import import_ahead
 from asyncllm.config import EngineConfig
 import_ahead(EngineConfig(device="cuda"))
 import torch
@@ -72,7 +72,7 @@ def test_kernels_are_imported_and_no_device_is_opened() -> None:
 
 def test_other_processes_steps_are_not_imported() -> None:
     code = (
-        "import sys\nfrom asyncllm.cli.import_ahead import import_ahead\n"
+        "import sys\nfrom asyncllm.cli.commands.serve import import_ahead\n"
         "from asyncllm.config import EngineConfig\n"
         "import_ahead(EngineConfig(executor='process'))\nprint('torch' in sys.modules)"
     )

@@ -15,9 +15,14 @@ from msgspec import Meta
 
 from asyncllm import __version__
 from asyncllm.__main__ import main
-from asyncllm.cli.options import add_config_options, config_from_args, given_options
+from asyncllm.cli.options import (
+    add_config_options,
+    add_sampling_options,
+    config_from_args,
+    given_options,
+    sampling_params,
+)
 from asyncllm.cli.parser import CommandParser
-from asyncllm.cli.sampling import add_sampling_options, sampling_params
 from asyncllm.config import EngineConfig
 from asyncllm.config.option_fields import GROUPS
 from asyncllm.config.server_config import ServerConfig

@@ -15,7 +15,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from asyncllm.config.server_config import ServerConfig
 from asyncllm.ray import relay
 from asyncllm.ray.relay import Relay
-from asyncllm.ray.request import Request
+from asyncllm.ray.replica import Request
 from asyncllm.server.arrivals.routed import LAST_WORDS_HEADER, LOST
 from asyncllm.supervise.front.answers import Answer
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ray.serve.request_router import RequestRouter
 
-from asyncllm.ray.request import Request
+from asyncllm.ray.replica import Request
 from asyncllm.ray.routing import MOST_REPLICAS, PrefixRouter
 
 NAMES = ("a", "b", "c")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from asyncllm.ray.scaling import LOAD, TARGET, desired_replicas, load
+from asyncllm.ray.replica import LOAD, TARGET, desired_replicas, load
 
 
 @pytest.mark.parametrize(

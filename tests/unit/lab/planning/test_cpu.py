@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from asyncllm.__main__ import main
-from asyncllm.cli import cpu_report
 from asyncllm.config import EngineConfig
+from asyncllm.lab.planning import cpu
 from asyncllm.lab.planning.cpu import (
     CpuMachine,
     CpuSpeed,
@@ -36,7 +36,7 @@ MACHINE = CpuMachine(
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncllm.kernels.cuda_driver.count_gpus", lambda: 0)
-    monkeypatch.setattr(cpu_report, "this_machine", lambda _: MACHINE)
+    monkeypatch.setattr(cpu, "this_machine", lambda _: MACHINE)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_model_that_does_not_fit_at_all(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = msgspec.structs.replace(MACHINE, free=8 * GIB)
-    monkeypatch.setattr(cpu_report, "this_machine", lambda _: small)
+    monkeypatch.setattr(cpu, "this_machine", lambda _: small)
     assert main(["doctor", model]) == 1
     printed = capsys.readouterr()
     assert "fits no no" in " ".join(printed.out.split())

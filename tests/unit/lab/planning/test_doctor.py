@@ -9,7 +9,7 @@ import pytest
 
 from asyncllm.__main__ import main
 from asyncllm.executor.memory.profile import StepMemory
-from asyncllm.lab.planning import memory
+from asyncllm.lab.planning import plan as plans
 from tests.support.engine.recording import record
 from tests.support.models.configs import QWEN3_8B, QWEN3_30B_A3B, config_folder
 
@@ -24,7 +24,7 @@ def model(tmp_path: Path) -> str:
 @pytest.fixture
 def known_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are not run on the meta device, which takes seconds in a process of its own."""
-    monkeypatch.setattr(memory, "predicted_step", lambda *_: StepMemory(10**9, 10**8))
+    monkeypatch.setattr(plans, "predicted_step", lambda *_: StepMemory(10**9, 10**8))
 
 
 def test_the_cache_is_as_large_as_it_was(
@@ -44,7 +44,7 @@ def test_the_cache_is_as_large_as_it_was(
 def test_without_triton_the_step_is_nearly_the_same(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(memory, "find_spec", lambda _: None)
+    monkeypatch.setattr(plans, "find_spec", lambda _: None)
     assert main(["doctor", model, "--gpu", "h200", "--json"]) == 0
     [plan] = json.loads(capsys.readouterr().out)["plans"]
     assert plan["memory"]["step"] == pytest.approx(1.02 * 2**30, rel=0.2)

@@ -12,13 +12,14 @@ from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import BadRequest
 from asyncllm.executor.sim.executor import resolve_sim
 from asyncllm.executor.sim.profile import shipped
-from asyncllm.lab.planning.all_reduce import (
+from asyncllm.lab.planning.cost import (
     CROSSING_SECONDS,
+    MEASURED,
     PUSHED,
     PUSHED_KIB,
+    PredictedCost,
     all_reduce_seconds,
 )
-from asyncllm.lab.planning.cost import MEASURED, PredictedCost
 from asyncllm.lab.planning.gpus import GPUS
 from asyncllm.lab.planning.load import LoadPlan
 from asyncllm.lab.planning.predict import Prediction, predict, share_of

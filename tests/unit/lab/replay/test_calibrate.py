@@ -20,11 +20,9 @@ from asyncllm.engine.stats import StepFigures
 from asyncllm.errors import BadRequest
 from asyncllm.executor.sim import virtual_time
 from asyncllm.executor.sim.profile import HostTimes, StepShape, find_profile, load, shipped
-from asyncllm.lab.bench.host_times import host_times
 from asyncllm.lab.bench.report import OfflineRow, OnlineRow, Report
 from asyncllm.lab.replay.calibrate import calibrate
-from asyncllm.lab.replay.calibrate_host import begin_seconds, request_seconds
-from asyncllm.lab.replay.least_squares import solve
+from asyncllm.lab.replay.calibrate_host import begin_seconds, host_times, request_seconds, solve
 from asyncllm.lab.replay.steps import RecordedStep, Sample
 from tests.support.engine.scheduling import limits
 

@@ -14,8 +14,7 @@ from asyncllm.__main__ import main
 from asyncllm.engine.recording.trace_file import Header, TraceWriter
 from asyncllm.executor.sim import virtual_time
 from asyncllm.lab.replay.figures import Figures, percentile
-from asyncllm.lab.replay.simulate import simulate
-from asyncllm.lab.replay.variants import Variant
+from asyncllm.lab.replay.simulate import Variant, simulate
 from asyncllm.lab.replay.verify import Replayed
 from tests.support.engine.recording import TIGHT, record, replay
 from tests.support.engine.scheduling import limits
