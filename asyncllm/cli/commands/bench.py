@@ -105,12 +105,6 @@ def _add_serve(actions: Commands) -> None:
         help="instead of the cases: requests per second, at random times; each number is a case",
     )
     parser.add_argument(
-        "--plot",
-        type=Path,
-        metavar="FILE",
-        help="draw latency against load (.png, .svg, .pdf); needs the extra 'bench'",
-    )
-    parser.add_argument(
         "--seed",
         type=int,
         default=0,
@@ -223,13 +217,11 @@ def run_serve(args: argparse.Namespace) -> int:
         refuse_engine_options(args)
     chosen = online_cases(args)
 
-    from asyncllm.lab.bench import plot, server, tables
+    from asyncllm.lab.bench import server, tables
     from asyncllm.lab.bench.load import Target
     from asyncllm.lab.bench.report import Report, describe
     from asyncllm.llm.load import name_of
 
-    if args.plot is not None:
-        plot.check(args.plot, chosen)
     with ExitStack() as stack:
         if args.url:
             model = server.find_model(args.url, args.api_key, config.model)
@@ -250,8 +242,6 @@ def run_serve(args: argparse.Namespace) -> int:
         target = Target(model.url, model.name, vocab_size, args.api_key if args.url else None)
         _measure_server(args, fitting_cases(chosen, model.max_model_len), target, report)
     print(tables.whole(report, earlier))
-    if args.plot is not None:
-        plot.draw(args.plot, report, earlier.online if earlier else ())
     return 0 if report.online and not any(row.failed for row in report.online) else 1
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -60,12 +59,11 @@ class _PeerRow(msgspec.Struct):
 
 
 class Earlier:
-    """The figures of a file; ``online`` are the rows of an earlier run of ours."""
+    """The figures of a file."""
 
-    def __init__(self, path: Path, figures: list[Figure], online: Sequence[OnlineRow] = ()):
+    def __init__(self, path: Path, figures: list[Figure]):
         self.path = path
         self.figures = figures
-        self.online = online
 
     @classmethod
     def read(cls, path: Path) -> Earlier:
@@ -86,7 +84,7 @@ class Earlier:
             raise BadRequest(f"{path} is not a JSON object: {error}") from None
         if "asyncllm" in raw:
             report = decode_report(content, path)
-            return cls(path, _of_report(report), report.online)
+            return cls(path, _of_report(report))
         try:
             figures = _of_peers(raw)
         except msgspec.ValidationError as error:
@@ -112,7 +110,7 @@ class Earlier:
             chosen = [figure for figure in chosen if figure.engine == peer]
             if not chosen:
                 raise BadRequest(f"{self.path} has figures of {', '.join(engines)}; not of {peer}")
-        return Earlier(self.path, chosen, self.online)
+        return Earlier(self.path, chosen)
 
     def compare(self, report: Report) -> list[Comparison]:
         """Compare each value with the engine that has the most tokens per second in the case."""

@@ -207,15 +207,6 @@ def test_a_sweep_at_a_url(
     assert "no request was answered; HTTP 400" in capsys.readouterr().err
 
 
-def test_a_plot_with_the_curve_of_an_earlier_run(server: ServerProcess, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    old, picture = tmp_path / "old.json", tmp_path / "load.svg"
-    args = ["bench", "serve", "--url", server.url, "--api-key", "secret", "--clients", "1,2"]
-    assert main([*args, "--json", str(old)]) == 0
-    assert main([*args, "--compare", str(old), "--plot", str(picture)]) == 0
-    assert b"<svg" in picture.read_bytes()
-
-
 def test_errors_of_a_url(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
     def error_of(*args: str) -> str:
         assert main(["bench", "serve", *args]) == 1
@@ -260,8 +251,6 @@ def test_wrong_usage(args: str, message: str, capsys: pytest.CaptureFixture[str]
         (["--compare", "bad.json"], "bad.json is not a JSON object"),
         (["--compare", "peers.json"], "peers.json has figures of Qwen3-8B; not of asyncllm-demo"),
         (["--json", "no/such/folder.json"], "no/such"),
-        (["--plot", "x.txt"], "a plot's name ends in"),
-        (["--plot", "x.png", "--cases", "c1"], "two loads"),
     ],
 )
 def test_wrong_files_are_refused_before_a_server_starts(

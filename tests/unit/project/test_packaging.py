@@ -35,7 +35,7 @@ def texts(folder: Path) -> Iterator[Path]:
 
 def test_nothing_installs_the_package_of_the_same_name_on_pypi() -> None:
     paths = [path for path in texts(ROOT) if path not in {QUESTIONS, Path(__file__)}]
-    assert {"README.md", "Makefile", "Dockerfile", "plot.py"} <= {path.name for path in paths}
+    assert {"README.md", "Makefile", "Dockerfile", "tables.py"} <= {path.name for path in paths}
     wrong = [
         f"{path.relative_to(ROOT)}: {match[0]!r}"
         for path in paths
@@ -72,7 +72,7 @@ def test_every_extra_that_a_message_names_exists() -> None:
         )
         for extra in match[1].split(",")
     }
-    assert {"cuda", "bench"} <= extras <= PROJECT["optional-dependencies"].keys()
+    assert {"cuda", "test"} <= extras <= PROJECT["optional-dependencies"].keys()
 
 
 def test_every_direct_dependency_is_pinned_for_tests() -> None:

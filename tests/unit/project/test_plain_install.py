@@ -8,7 +8,7 @@ import sys
 import pytest
 
 #: Packages of extras, and Triton, which comes with PyTorch for CUDA alone.
-MISSING = ("flashinfer", "matplotlib", "opentelemetry", "ray", "triton", "zmq")
+MISSING = ("flashinfer", "opentelemetry", "ray", "triton", "zmq")
 
 #: Modules that need one of them. Whoever imports these knows that it is there.
 NEED_THEM = {

@@ -1,8 +1,7 @@
-"""Files of figures: written, read, compared, drawn."""
+"""Files of figures: written, read, compared, printed."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from asyncllm.engine.stats import StepFigures
 from asyncllm.errors import BadRequest
-from asyncllm.lab.bench import cases, plot, tables
+from asyncllm.lab.bench import tables
 from asyncllm.lab.bench.earlier import Earlier
 from asyncllm.lab.bench.report import OfflineRow, OnlineRow, Report, decode_report
 
@@ -232,41 +231,3 @@ def test_tables_fit_a_terminal_and_explain_themselves() -> None:
         "seconds: of",
     ):
         assert name in " ".join(text.split())
-
-
-# -- plots -----------------------------------------------------------------------------------------
-
-
-def test_an_impossible_plot_is_refused_early(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    swept = cases.sweep([1, 2], [])
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(BadRequest, match=r"pip install -e '\.\[bench\]'"):
-        plot.check(tmp_path / "x.png", swept)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    plot.check(tmp_path / "x.SVG", swept)
-    with pytest.raises(BadRequest, match=r"\.png, \.svg"):
-        plot.check(tmp_path / "x.jpeg", swept)
-    with pytest.raises(BadRequest, match="--clients"):
-        plot.check(tmp_path / "x.png", swept[:1])
-    plot.check(tmp_path / "x.png", cases.online())
-    plot.check(tmp_path / "x.png", cases.sweep([], [1, 2]))
-
-
-@pytest.mark.parametrize("by_rate", [False, True])
-def test_a_plot(tmp_path: Path, by_rate: bool) -> None:
-    pytest.importorskip("matplotlib")
-
-    def row(load: int) -> OnlineRow:
-        if by_rate:
-            return online(f"{load}/s", None, rate=float(load))
-        return online(f"{load} clients", load, ttft_p99=None)
-
-    rows = [row(4), row(1), row(2)]
-    for suffix, magic in ((".svg", b"<?xml"), (".png", b"\x89PNG")):
-        path = tmp_path / f"plot{suffix}"
-        plot.draw(path, report(online=rows, created="2026-11-22"), rows[:2])
-        assert path.read_bytes().startswith(magic)
-    drawn = (tmp_path / "plot.svg").read_text()
-    assert "Qwen/Qwen3-0.6B on NVIDIA H200, 2026-11-22" in drawn, "matplotlib writes it beside"
