@@ -17,7 +17,7 @@ from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.engine.policy import POLICIES
 from asyncllm.engine.recording.record import digest_of
 from asyncllm.engine.requests.check import check_request
-from asyncllm.engine.scheduling.outcome import Planned
+from asyncllm.engine.scheduling.step import Planned
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.engine.token_constraints import prepare

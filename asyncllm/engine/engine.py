@@ -16,13 +16,12 @@ from asyncllm.config import EngineLimits
 from asyncllm.engine.requests.check import check_deadline, check_request, check_ttl
 from asyncllm.engine.requests.history import History, RequestTrace
 from asyncllm.engine.requests.live import Requests
-from asyncllm.engine.requests.prompt_reader import reader_of
-from asyncllm.engine.requests.request import Request
+from asyncllm.engine.requests.request import Request, reader_of
 from asyncllm.engine.requests.reservations import Reservation, Reservations
 from asyncllm.engine.requests.stream import OutputStream
-from asyncllm.engine.scheduling.outcome import Emitted
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import FOREVER, Sequence
+from asyncllm.engine.scheduling.step import Emitted
 from asyncllm.engine.stats import EngineStats
 from asyncllm.engine.steps import StepsInFlight
 from asyncllm.engine.vitals import Vitals
@@ -81,7 +80,7 @@ class Engine:
         self._undelivered: tuple[list[Emitted], StepResult] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._scheduled = False  # ``_advance`` is called in the next turn of the loop
-        self._busy = False  # a step was submitted since the books were checked
+        self._busy = False  # a step was submitted since slots and pages were counted
         self._next_id = 0
         self._stopped = asyncio.Event()
         self._dead: str | None = None
@@ -290,7 +289,7 @@ class Engine:
         now = self._clock()
         result = self._steps.take(outcome, now)
         applied = self._scheduler.apply(result, now)
-        self._requests.cancels.look(now)
+        self._requests.cancels.step_ended(now)
         self.stats.cpu_apply += time.perf_counter() - started
         self._fill()
         if applied.read:
@@ -310,7 +309,7 @@ class Engine:
             if planned is None:
                 self._steps.flush()
                 if self._busy and self._scheduler.idle:
-                    self._check_books()
+                    self._check_leaks()
                 break
             if planned.admitted:
                 self._requests.started(planned.admitted, now)
@@ -320,13 +319,13 @@ class Engine:
         self._end_missed()
         self.stats.cpu_plan += time.perf_counter() - started
 
-    def _check_books(self) -> None:
+    def _check_leaks(self) -> None:
         """The engine has become idle: pages or slots that are lost are found, and free again."""
         self._busy = False
         self.stats.books_checks += 1
-        mismatch = self._scheduler.books.mismatch()
+        mismatch = self._scheduler.leak_check.mismatch()
         if mismatch is not None:
-            self._scheduler.books.heal()
+            self._scheduler.leak_check.heal()
             self.stats.books_healed += 1
             log.error("the KV books do not balance; the prefix cache starts anew: %s", mismatch)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncllm.engine.requests.history import History
-from asyncllm.engine.scheduling.outcome import Planned
+from asyncllm.engine.scheduling.step import Planned
 from asyncllm.engine.stats import EngineStats
 from asyncllm.wire.executor import Executor, ResultHandler
 from asyncllm.wire.messages import StepResult, decode_result, encode

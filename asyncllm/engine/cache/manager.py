@@ -7,8 +7,7 @@ from typing import NamedTuple, Protocol, Self
 
 from asyncllm.config import EngineLimits
 from asyncllm.engine.cache.changes import CacheChanges
-from asyncllm.engine.cache.match import Match
-from asyncllm.engine.cache.node import NO_PAGE, Node, pending_below
+from asyncllm.engine.cache.node import NO_PAGE, Match, Node, pending_below
 from asyncllm.engine.cache.pages import PageAllocator
 from asyncllm.engine.cache.radix import PrefixTree
 

@@ -11,8 +11,7 @@ from array import array
 
 from asyncllm.engine.cache.changes import CacheChanges
 from asyncllm.engine.cache.host_tier import HostTier
-from asyncllm.engine.cache.match import Match
-from asyncllm.engine.cache.node import COLD, NO_PAGE, Node, take_apart
+from asyncllm.engine.cache.node import COLD, NO_PAGE, Match, Node, take_apart
 from asyncllm.engine.cache.pages import PageAllocator
 from asyncllm.engine.cache.pins import EvictionOrder, Pins
 

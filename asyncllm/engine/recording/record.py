@@ -25,9 +25,9 @@ from asyncllm.engine.recording.trace_file import (
     Result,
     TraceWriter,
 )
-from asyncllm.engine.scheduling.outcome import Applied, Planned
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import FOREVER, SeqState, Sequence
+from asyncllm.engine.scheduling.step import Applied, Planned
 from asyncllm.types import FinishReason
 from asyncllm.version import __version__
 from asyncllm.wire.messages import BAD_TOKEN, StepPlan, StepResult, pack, unpack

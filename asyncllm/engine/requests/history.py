@@ -11,8 +11,8 @@ from operator import attrgetter
 import msgspec
 
 from asyncllm.engine.requests.stream import OutputStream
-from asyncllm.engine.scheduling.outcome import Planned
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
+from asyncllm.engine.scheduling.step import Planned
 from asyncllm.engine.scheduling.timeline import Event
 
 #: How many steps and ended requests are kept.

@@ -7,14 +7,13 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from asyncllm.engine.requests.cancels import Cancels
 from asyncllm.engine.requests.history import History, RequestTrace
 from asyncllm.engine.requests.request import Request
 from asyncllm.engine.requests.view import LiveView, live_view
-from asyncllm.engine.scheduling.outcome import Emitted
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import Sequence
-from asyncllm.engine.stats import EngineStats
+from asyncllm.engine.scheduling.step import Emitted
+from asyncllm.engine.stats import EngineStats, Histogram
 from asyncllm.errors import AsyncLLMError, ConstraintError, EngineDead, StepError
 from asyncllm.types import FinishReason, TokenLogprob
 from asyncllm.wire.messages import (
@@ -24,6 +23,40 @@ from asyncllm.wire.messages import (
     ScoredPrompt,
     StepResult,
 )
+
+
+class Cancels:
+    """Aborted sequences until they have given up everything; times by the engine's clock.
+
+    A step in flight may have a row of a sequence, which then keeps its slot and its pages until
+    that step has ended.
+    """
+
+    def __init__(self, seconds: Histogram):
+        """
+        Args:
+            seconds: observes the time from each abort to the end of its use.
+        """
+        self._seconds = seconds
+        self._waiting: list[tuple[Sequence, float]] = []
+
+    def add(self, seq: Sequence, now: float) -> None:
+        """``seq`` was aborted, and the scheduler has ended it."""
+        self._waiting.append((seq, now))
+        self.step_ended(now)
+
+    def step_ended(self, now: float) -> None:
+        """A step may have ended: observe the sequences that gave up their slot and pages."""
+        if not self._waiting:
+            return
+        still = []
+        for seq, since in self._waiting:
+            if seq.slot < 0 and seq.node is None:
+                self._seconds.observe(now - since)
+            else:
+                still.append((seq, since))
+        self._waiting = still
+
 
 log = logging.getLogger(__name__)
 

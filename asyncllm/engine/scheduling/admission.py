@@ -7,20 +7,18 @@ from itertools import islice
 
 from asyncllm.config import EngineLimits
 from asyncllm.engine.cache.manager import KVCacheManager
-from asyncllm.engine.cache.match import Match
+from asyncllm.engine.cache.node import Match
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.scheduling.copies import PageCopies
-from asyncllm.engine.scheduling.forecast import Forecast
+from asyncllm.engine.scheduling.forecast import Forecast, given_up
 from asyncllm.engine.scheduling.growth import Growth
 from asyncllm.engine.scheduling.sequence import FOREVER, SeqState, Sequence, Turn
 from asyncllm.engine.scheduling.timeline import WaitClock
 from asyncllm.engine.scheduling.timing.prefill_room import PrefillRoom
 from asyncllm.engine.scheduling.trials import Trials
-from asyncllm.engine.scheduling.waiting.overload import given_up
-from asyncllm.engine.scheduling.waiting.placement import Placement
+from asyncllm.engine.scheduling.waiting.placement import Placement, Sharing
 from asyncllm.engine.scheduling.waiting.queue import OUTPUT_COST, WaitingQueue
 from asyncllm.engine.scheduling.waiting.reason import Reason, Wait
-from asyncllm.engine.scheduling.waiting.sharing import Sharing
 
 #: The share of the slots, and of the pages, that short prompts may have which overtake others.
 SHORT_SHARE = 0.1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from asyncllm.engine.cache.manager import Copies, KVCacheManager
-from asyncllm.engine.cache.match import Match
+from asyncllm.engine.cache.node import Match
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
 from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
 from asyncllm.wire.messages import TO_DEVICE, TO_HOST, pack

@@ -15,19 +15,16 @@ from typing import Self
 
 from asyncllm.config import EngineLimits
 from asyncllm.engine.cache.manager import KVCacheManager
-from asyncllm.engine.policy import Policy, Ranked
-from asyncllm.engine.policy_guard import PolicyGuard
+from asyncllm.engine.policy import Policy, PolicyGuard, Ranked
 from asyncllm.engine.scheduling.admission import Admission
-from asyncllm.engine.scheduling.batch import RunningBatch
-from asyncllm.engine.scheduling.books import Books
+from asyncllm.engine.scheduling.batch import LeakCheck, RunningBatch
 from asyncllm.engine.scheduling.copies import PageCopies
 from asyncllm.engine.scheduling.decode import DecodePlanner
 from asyncllm.engine.scheduling.forecast import Forecast
-from asyncllm.engine.scheduling.outcome import Applied, Emitted, Planned, PromptPart
 from asyncllm.engine.scheduling.pace import EvenPace, GreedyPace
 from asyncllm.engine.scheduling.prefill import PrefillPlanner
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
-from asyncllm.engine.scheduling.step import Step
+from asyncllm.engine.scheduling.step import Applied, Emitted, Planned, PromptPart, Step
 from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
 from asyncllm.engine.scheduling.trials import Trials
 from asyncllm.engine.scheduling.waiting.queue import OUTPUT_COST
@@ -58,7 +55,7 @@ class Scheduler:
         forecast, copies = self._forecast, self._copies
         self._admission = Admission(limits, cache, guard, forecast, copies, self._trials)
         self._batch = RunningBatch(limits.max_num_seqs, limits.page_size)
-        self.books = Books(cache, self._batch)
+        self.leak_check = LeakCheck(cache, self._batch)
         # For those who only ask: of a sequence without a slot, and of one with a slot.
         self.why, self.progress = self._admission.why, self._batch.progress
         evenly = policy.evenly and not limits.itl_target  # a target gives steps their size

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain, repeat
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.engine.scheduling.timing.prefill_room import StepShape
-from asyncllm.wire.messages import Admit, StepPlan, pack
+from asyncllm.types import FinishReason
+from asyncllm.wire.messages import Admit, PooledPrompt, ScoredPrompt, StepPlan, pack
 
 NOTHING = StepShape(0, 0, 0.0)
 #: What planning may cost, in pages whose entries are made or looked up; 0.25 us each. A newcomer
@@ -106,3 +107,40 @@ class Step:
 
 def _triples(flat: list[int]) -> Iterator[tuple[int, int, int]]:
     return zip(flat[::3], flat[1::3], flat[2::3], strict=True)
+
+
+#: What a step found out about a prompt.
+PromptPart: TypeAlias = ScoredPrompt | PooledPrompt
+
+
+class Planned(NamedTuple):
+    """A step to submit, the sequences that it admits, its tokens, and its decode rows."""
+
+    message: StepPlan
+    admitted: list[Sequence]
+    num_tokens: int
+    num_decodes: int
+
+
+class Emitted(NamedTuple):
+    """One new token of one sequence; ``row`` is its row in the step.
+
+    A BAD_TOKEN (the row's logits were not finite, or its constraints left no token) is emitted
+    once, and ends the sequence. A NO_TOKEN ends a sequence that was to generate nothing.
+    """
+
+    seq: Sequence
+    row: int
+    token: int
+    finish: FinishReason | None
+
+
+class Applied(NamedTuple):
+    """The new tokens in row order, or the sequences that made a step fail, which end here.
+
+    ``read`` is what was wanted of prompts; it is delivered before the tokens.
+    """
+
+    emitted: list[Emitted]
+    failed: list[Sequence]
+    read: list[tuple[Sequence, PromptPart]]

@@ -11,9 +11,9 @@ import numpy as np
 
 from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import Policy
-from asyncllm.engine.scheduling.outcome import Planned
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import FOREVER
+from asyncllm.engine.scheduling.step import Planned
 from asyncllm.engine.scheduling.timing.prefill_room import StepShape
 from asyncllm.lab.replay.figures import Figures
 from asyncllm.lab.replay.workload import LiveRequest, Workload

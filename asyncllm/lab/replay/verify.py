@@ -22,7 +22,7 @@ from asyncllm.engine.recording.trace_file import (
     Trace,
     TraceError,
 )
-from asyncllm.engine.scheduling.outcome import Planned
+from asyncllm.engine.scheduling.step import Planned
 from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
 from asyncllm.errors import BadRequest
 from asyncllm.executor.sim.profile import Profile

@@ -10,7 +10,7 @@ from asyncllm.config import EngineLimits
 from asyncllm.engine.cache.manager import KVCacheManager
 from asyncllm.engine.cache.node import NO_PAGE, Node
 from asyncllm.engine.policy import Fair, Policy
-from asyncllm.engine.scheduling.lengths import OutputLengths
+from asyncllm.engine.scheduling.forecast import OutputLengths
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.types import SamplingParams, SchedulingParams

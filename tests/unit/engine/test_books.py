@@ -92,14 +92,14 @@ async def test_damaged_books_are_healed(
         assert (stats.books_healed, stats.pages_cached > 0) == (0, True)
         assert not caplog.records
         damage(scheduler)
-        assert scheduler.books.mismatch() is not None
+        assert scheduler.leak_check.mismatch() is not None
         assert await complete(engine) == text, "until then, it goes on as it can"
         assert stats.books_healed == 1
         [record] = caplog.records
         assert record.levelno == logging.ERROR
         assert "the KV books do not balance" in record.message
         cache = scheduler.cache
-        assert scheduler.books.mismatch() is None
+        assert scheduler.leak_check.mismatch() is None
         assert cache.num_free == cache.num_pages
         assert sorted(cache._pages._free) == list(range(cache.num_pages))
         assert scheduler.num_free_slots == NUM_SLOTS

@@ -173,7 +173,7 @@ async def test_a_router_knows_what_is_cached(
         assert (llm.stats.host_pages_used > 0) == ("host_kv_gib" in options)
         tree = scheduler_of(llm).cache._tree
         assert len(tree._roots) == 2, "a salted prefix is cached, too"
-        scheduler_of(llm).books.heal()
+        scheduler_of(llm).leak_check.heal()
         await asyncio.sleep(0.05)
         await router.catch_up(router.numbers[-1] + 1)
         assert router.pages == {}

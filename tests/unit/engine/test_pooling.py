@@ -7,8 +7,7 @@ import pytest
 
 from asyncllm import EmbeddingParams, SamplingParams
 from asyncllm.engine.pooling import PooledHidden, PooledParams
-from asyncllm.engine.requests.prompt_reader import reader_of
-from asyncllm.engine.requests.prompt_scores import PromptScores
+from asyncllm.engine.requests.request import PromptScores, reader_of
 from asyncllm.errors import BadRequest, StepError
 from asyncllm.types import Pooling, TokenDelta
 from asyncllm.wire.messages import NO_TOKEN, PooledPrompt, StepResult, decode_result, encode, pack

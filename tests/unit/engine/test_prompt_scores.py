@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from asyncllm.engine.requests.prompt_scores import PromptScores
+from asyncllm.engine.requests.request import PromptScores
 from asyncllm.types import PromptLogprob
 from asyncllm.wire.messages import ScoredPrompt
 

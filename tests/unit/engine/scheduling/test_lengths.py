@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncllm.engine.scheduling.lengths import (
+from asyncllm.engine.scheduling.forecast import (
     FIRST_GUESS,
     NUM_BINS,
     OutputLengths,

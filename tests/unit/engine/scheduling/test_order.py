@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncllm.engine.policy import Aged, Policy
-from asyncllm.engine.scheduling.outcome import Planned
 from asyncllm.engine.scheduling.scheduler import Scheduler
-from asyncllm.engine.scheduling.waiting.sorted_work import BLOCK, Entry, SortedWork
+from asyncllm.engine.scheduling.step import Planned
+from asyncllm.engine.scheduling.waiting.account import BLOCK, Entry, SortedWork
 from asyncllm.wire.messages import StepResult, pack
 from tests.support.engine.scheduling import expect_outputs, rows, scheduler, sequence
 

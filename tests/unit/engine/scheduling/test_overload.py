@@ -8,10 +8,9 @@ import pytest
 from asyncllm import demo
 from asyncllm.config import EngineConfig
 from asyncllm.engine.policy import Aged
-from asyncllm.engine.scheduling.forecast import Forecast
+from asyncllm.engine.scheduling.forecast import Forecast, given_up
 from asyncllm.engine.scheduling.sequence import Sequence, Turn
 from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
-from asyncllm.engine.scheduling.waiting.overload import given_up
 from asyncllm.models.spec import read_spec
 from tests.support.engine.scheduling import scheduler, sequence
 from tools.bench_policies.__main__ import OVERLOAD, Bench

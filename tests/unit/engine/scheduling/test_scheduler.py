@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from asyncllm.engine.policy import Aged, LongestFirst, Policy
-from asyncllm.engine.scheduling.outcome import Applied
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import SeqState, Turn
-from asyncllm.engine.scheduling.step import MOST_PAGES, NEWCOMER_PAGES
+from asyncllm.engine.scheduling.step import MOST_PAGES, NEWCOMER_PAGES, Applied
 from asyncllm.types import FinishReason, SamplingParams
 from asyncllm.wire.messages import BAD_TOKEN, NO_TOKEN, StepPlan, StepResult, pack
 from tests.support.engine.scheduling import (

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from asyncllm.engine.cache.lazy_heap import LazyHeap
-from asyncllm.engine.policy import POLICIES, Fair, LongestFirst, Policy, Ranked
-from asyncllm.engine.policy_guard import LAST
+from asyncllm.engine.policy import LAST, POLICIES, Fair, LongestFirst, Policy, Ranked
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import FOREVER, SeqState, Sequence
 from asyncllm.engine.scheduling.waiting.queue import WaitingQueue

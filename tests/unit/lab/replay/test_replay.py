@@ -30,8 +30,8 @@ from asyncllm.engine.recording.trace_file import (
     TraceWriter,
 )
 from asyncllm.engine.recording.trace_parts import make_part
-from asyncllm.engine.scheduling.outcome import Planned
 from asyncllm.engine.scheduling.scheduler import Scheduler
+from asyncllm.engine.scheduling.step import Planned
 from asyncllm.lab.replay.verify import verify
 from tests.support.engine.recording import TIGHT, Driver, record, replay, unchecked
 from tests.support.engine.scheduling import limits, sequence
