@@ -27,9 +27,9 @@ from tqdm import tqdm
 from asyncllm.config import EngineLimits
 from asyncllm.engine.cache.manager import KVCacheManager
 from asyncllm.engine.policy import POLICIES
-from asyncllm.engine.scheduling.step import Planned
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import Sequence
+from asyncllm.engine.scheduling.step import Planned
 from asyncllm.engine.scheduling.waiting.queue import WaitingQueue
 from asyncllm.types import SamplingParams, SchedulingParams
 from asyncllm.wire.messages import StepResult, pack

@@ -17,9 +17,9 @@ from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.engine.policy import POLICIES
 from asyncllm.engine.recording.record import digest_of
 from asyncllm.engine.requests.check import check_request
-from asyncllm.engine.scheduling.step import Planned
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import Sequence
+from asyncllm.engine.scheduling.step import Planned
 from asyncllm.engine.token_constraints import prepare
 from asyncllm.server.garbage import collect_when_quiet
 from asyncllm.wire.messages import StepResult, encode, pack

@@ -27,8 +27,7 @@ from asyncllm.executor.choose_device import compute_dtype, open_device
 from asyncllm.executor.compile_watch import CompileWatch
 from asyncllm.executor.device import Device, available_host_bytes
 from asyncllm.executor.memory.copies import PageCopier
-from asyncllm.executor.memory.host_pool import HostPool
-from asyncllm.executor.memory.kv_pool import KVPool
+from asyncllm.executor.memory.kv_pool import HostPool, KVPool
 from asyncllm.executor.memory.limits import (
     GpuMemory,
     graph_bytes,

@@ -9,12 +9,11 @@ from typing import Any
 
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.executor.build import build_worker
-from asyncllm.executor.capture_pace import CapturePace
 from asyncllm.executor.sampling.token_constraint import Grammars
 from asyncllm.executor.startup_bill import StartupBill
-from asyncllm.executor.team.leader import TeamLeader, lead_team
 from asyncllm.executor.team.machines import Machines
-from asyncllm.executor.worker import Worker
+from asyncllm.executor.team.team import TeamLeader, lead_team
+from asyncllm.executor.worker import CapturePace, Worker
 from asyncllm.models.spec import ModelSpec
 from asyncllm.wire.channel import Channel
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from asyncllm import AsyncLLM, Completion, SamplingParams
-from asyncllm.executor import capture_pace
+from asyncllm.executor import worker as worker_module
 from asyncllm.executor.step.graph_kinds import Kind
 from asyncllm.executor.step.graphs import GraphedForward
 from asyncllm.executor.step.padded_steps import PaddedSteps
@@ -153,11 +153,11 @@ async def test_steps_run_before_their_graphs_are_captured(
     options: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 40}
     requests = [r for params in SAMPLING.values() for r in workload(9, **params)]
     expected = tokens(await answers(folder, requests, cuda_graphs=False, **options))
-    monkeypatch.setattr(capture_pace, "IDLE_SECONDS", 60.0)
+    monkeypatch.setattr(worker_module, "IDLE_SECONDS", 60.0)
     captured = noted_captures(monkeypatch)
     few = tokens(await answers(folder, requests, **options))
     assert few == expected
-    monkeypatch.setattr(capture_pace, "BUSY_SECONDS", 0.0)
+    monkeypatch.setattr(worker_module, "BUSY_SECONDS", 0.0)
     first = len(captured)
     del captured[:]
     meanwhile = tokens(await answers(folder, requests, **options))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from asyncllm.executor.device import CopyStream, CudaDevice, Span
-from asyncllm.executor.memory.host_pool import HostPool
+from asyncllm.executor.memory.kv_pool import HostPool
 from asyncllm.executor.runner import ModelRunner
 from asyncllm.wire.messages import StepPlan, StepResult, unpack
 from tests.cpu.attention.test_shared_pages import check_shared_pages

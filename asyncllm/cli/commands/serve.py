@@ -191,7 +191,7 @@ def _begin_early(engine: EngineConfig, folder: Path | None) -> CompileAhead | No
     """Begin what can run beside the import of large modules; returns the compilation of kernels."""
     kernels = None
     if folder is not None and engine.device != "sim" and engine.load_format == "auto":
-        from asyncllm.executor.startup.read_ahead import read_ahead
+        from asyncllm.executor.startup.preload import read_ahead
 
         read_ahead(folder)
     if folder is not None and engine.gpu is not None:
@@ -211,7 +211,6 @@ SERVER: Final = (
     "asyncllm.server.reload",
     "asyncllm.server.run",
     "asyncllm.executor.startup.preload",
-    "asyncllm.executor.startup.read_ahead",
 )
 #: and what libraries import where they first need it.
 LATE: Final = ("encodings.idna", "rich.live", "rich.progress", "uvloop")

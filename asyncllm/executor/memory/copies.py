@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.executor.device import Device, DeviceLost, Event, Span
-from asyncllm.executor.memory.host_pool import HostPool
-from asyncllm.executor.memory.kv_pool import KVPool
+from asyncllm.executor.memory.kv_pool import HostPool, KVPool
 from asyncllm.wire.messages import TO_HOST
 
 #: Device memory in which pages are gathered, for each direction; larger batches move in pieces.

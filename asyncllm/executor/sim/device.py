@@ -15,8 +15,7 @@ import numpy as np
 
 from asyncllm.config import EngineLimits
 from asyncllm.executor.sim.pages import OPEN, BrokenPlan, SimPages, fingerprint
-from asyncllm.executor.sim.pooling import SimPooling
-from asyncllm.executor.sim.sampler import SimSampler
+from asyncllm.executor.sim.sampler import SimPooling, SimSampler
 from asyncllm.wire.messages import (
     NO_TOKEN,
     Admit,

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from asyncllm.kernels.cuda_driver import load_driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
 
 #: All that a server imports before torch and that has extension modules.
 EXTENSIONS = (
@@ -77,3 +79,34 @@ def _load(library: Path) -> None:
 def _in_thread(function: Callable[..., object], *args: object) -> None:
     name = f"asyncllm-{function.__name__.strip('_')}"
     threading.Thread(target=function, args=args, name=name, daemon=True).start()
+
+
+#: About what a disk reads meanwhile. A GPU's loader takes what is in the page cache and reads past
+#: it otherwise: more might be read twice.
+MOST_BYTES: Final = 2 << 30
+
+
+def read_ahead(folder: Path) -> None:
+    """Begin, on Linux, and return at once; without such files, nothing happens."""
+    if sys.platform != "linux":
+        return
+    name = "asyncllm-read-ahead"
+    threading.Thread(target=read_weights, args=(folder,), name=name, daemon=True).start()
+
+
+def read_weights(folder: Path, most: int = MOST_BYTES) -> int:
+    """Read a folder's weights, in the order of the loader; returns the number of bytes.
+
+    Args:
+        most: bytes.
+    """
+    single, done = folder / "model.safetensors", 0
+    files = [single] if single.is_file() else sorted(folder.glob("model-*.safetensors"))
+    with suppress(OSError), open(os.devnull, "wb", buffering=0) as nowhere:
+        for path in files:
+            with open(path, "rb", buffering=0) as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+                # The pages are not copied, and the GIL is released.
+                while count := os.sendfile(nowhere.fileno(), file.fileno(), None, most - done):
+                    done += count
+    return done

@@ -16,7 +16,7 @@ from torch import Tensor
 from asyncllm.attention.paged import PagedBackend
 from asyncllm.executor.device import CpuDevice
 from asyncllm.executor.memory.copies import PageCopier
-from asyncllm.executor.memory.host_pool import HostPool
+from asyncllm.executor.memory.kv_pool import HostPool
 from asyncllm.executor.runner import ModelRunner
 from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.executor.step import graphs

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from asyncllm.errors import ModelError
 from asyncllm.executor.device import CpuDevice, DeviceLost
-from asyncllm.executor.memory.host_pool import HostPool
+from asyncllm.executor.memory.kv_pool import HostPool
 from asyncllm.models.spec import read_spec
 from asyncllm.wire.channel import FLUSH
 from asyncllm.wire.messages import StepPlan, unpack

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from asyncllm.executor import capture_pace
+from asyncllm.executor import worker as worker_module
 from asyncllm.executor.device import CpuDevice
 from asyncllm.executor.leader import Leader
 from asyncllm.executor.worker import Worker
@@ -142,7 +142,7 @@ def capturing(
     script: Sequence[bytes | int | None], count: int, busy: float, monkeypatch: pytest.MonkeyPatch
 ) -> list[str]:
     """The log of a worker that has ``count`` graphs left to capture."""
-    monkeypatch.setattr(capture_pace, "BUSY_SECONDS", busy)
+    monkeypatch.setattr(worker_module, "BUSY_SECONDS", busy)
     runner: Any = LaggingRunner()
     left = iter(range(count - 1, -1, -1))
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from asyncllm.executor.device import CpuDevice
-from asyncllm.executor.team.leader import TeamChannel
 from asyncllm.executor.team.reports import Done
+from asyncllm.executor.team.team import TeamChannel
 from asyncllm.executor.worker import Worker
 from asyncllm.parallel import group
 from asyncllm.parallel.collectives import GroupCollectives

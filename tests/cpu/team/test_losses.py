@@ -19,7 +19,7 @@ import pytest
 from asyncllm import AsyncLLM, SamplingParams
 from asyncllm.errors import EngineDead, ModelError
 from asyncllm.executor.runner import ModelRunner
-from asyncllm.executor.team import leader
+from asyncllm.executor.team import team
 from asyncllm.parallel import group
 from asyncllm.wire.heartbeat import OperationName
 from tests.cpu.llm.test_library import until
@@ -127,7 +127,7 @@ def test_ranks_do_not_outlive_a_killed_parent() -> None:
 async def test_what_cannot_be_divided_starts_nothing(
     folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leader, "Team", None)
+    monkeypatch.setattr(team, "Team", None)
     with pytest.raises(ModelError, match="tp 3 does not divide num_attention_heads 4"):
         await AsyncLLM(folder_of("llama"), device="cpu", tp=3).start()
     assert peers() == []

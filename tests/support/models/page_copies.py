@@ -16,8 +16,7 @@ from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.executor.build import build_worker
 from asyncllm.executor.device import CpuDevice, Device, Span
 from asyncllm.executor.memory.copies import STAGING_BYTES, PageCopier
-from asyncllm.executor.memory.host_pool import HostPool
-from asyncllm.executor.memory.kv_pool import KVPool
+from asyncllm.executor.memory.kv_pool import HostPool, KVPool
 from asyncllm.executor.runner import ModelRunner
 from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.executor.step.eager import EagerForward

@@ -8,7 +8,7 @@ import pytest
 
 from asyncllm import demo
 from asyncllm.__main__ import main
-from asyncllm.executor.startup import preload, read_ahead
+from asyncllm.executor.startup import preload
 from asyncllm.llm import compile_ahead
 from asyncllm.server import run as server
 
@@ -23,7 +23,7 @@ class Begun:
         self.kernels: list[Path] = []
         self.weights: list[Path] = []
         monkeypatch.setattr(preload, "preload_cuda", self.contexts.append)
-        monkeypatch.setattr(read_ahead, "read_ahead", self.weights.append)
+        monkeypatch.setattr(preload, "read_ahead", self.weights.append)
         monkeypatch.setattr(
             compile_ahead, "CompileAhead", lambda config, folder: self.kernels.append(folder)
         )

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from asyncllm.errors import BadRequest, EngineDead, QueueFull
-from asyncllm.executor.process.control import Control
 from asyncllm.executor.process.grammars import RemoteGrammars
+from asyncllm.executor.process.main import Control
 from asyncllm.executor.process.reports import (
     Compiled,
     Refused,

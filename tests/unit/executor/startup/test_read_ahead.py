@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncllm.executor.startup.read_ahead import read_weights
+from asyncllm.executor.startup.preload import read_weights
 
 
 @pytest.mark.parametrize("most", [1 << 30, 150_000])
