@@ -19,8 +19,7 @@ from asyncllm.attention.flashinfer.kernels import (
     partial_bytes,
 )
 from asyncllm.attention.flashinfer.library import HOPPER, decode_template, prompt_template
-from asyncllm.attention.flashinfer.rows import DeviceRows, HostRows
-from asyncllm.attention.flashinfer.staging import Staging
+from asyncllm.attention.flashinfer.rows import DeviceRows, HostRows, Staging
 from asyncllm.kernels.attention import apply_sinks, encode_heads
 from asyncllm.kernels.tokens import list_pages
 from asyncllm.kernels.upload import pack_aligned

@@ -18,8 +18,7 @@ from torch import Tensor
 from asyncllm.attention.flashinfer.library import Library, Template
 
 if TYPE_CHECKING:
-    from asyncllm.attention.flashinfer.rows import DeviceRows, HostRows
-    from asyncllm.attention.flashinfer.staging import Staging
+    from asyncllm.attention.flashinfer.rows import DeviceRows, HostRows, Staging
     from asyncllm.kernels.types import AttentionSpec
 
 #: FlashInfer's codes: of its mask, and of pages laid out as [page_size, heads, head_dim].

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asyncllm.attention.choose import warm_up
 from asyncllm.attention.paged import PagedBackend
-from asyncllm.attention.warm_up import warm_up
 from asyncllm.config import EngineConfig
 from asyncllm.executor.device import CpuDevice
 from asyncllm.executor.memory.kv_pool import KVPool

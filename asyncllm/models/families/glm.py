@@ -1,15 +1,20 @@
-"""GLM-4 and GLM-4-0414."""
+"""GLM-4 and GLM-4-0414; with experts, GLM-4.5, 4.6 and 4.7."""
 
 from __future__ import annotations
 
+import re
+from typing import ClassVar
+
 from torch import nn
 
-from asyncllm.kernels.types import AttentionSpec
-from asyncllm.models.config.glm import GlmConfig
+from asyncllm.kernels.types import AttentionSpec, Routing
+from asyncllm.models.config.glm import Glm4MoeConfig, GlmConfig
 from asyncllm.models.decoder import DecoderLM
 from asyncllm.models.layers.block import SandwichNormBlock
 from asyncllm.models.layers.mlp import GatedMLP
 from asyncllm.models.layers.parameter import Placement
+from asyncllm.models.layers.router import BalancedRouter
+from asyncllm.models.moe_decoder import MoeDecoderLM
 
 
 class GlmForCausalLM(DecoderLM[GlmConfig]):
@@ -37,3 +42,43 @@ class Glm4ForCausalLM(GlmForCausalLM):
         return super().checkpoint_name(
             name.replace(".post_mlp_layernorm.", ".post_feedforward_layernorm.")
         )
+
+
+_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
+
+
+class Glm4MoeForCausalLM(MoeDecoderLM[Glm4MoeConfig]):
+    """Dense layers first, then experts and one that all tokens go through.
+
+    Half of each head is rotated. Layers that predict further tokens are not loaded.
+    """
+
+    renamed: ClassVar[dict[str, str]] = {".shared_experts.": ".shared_expert."}
+
+    def make_attention(
+        self, config: Glm4MoeConfig, spec: AttentionSpec, place: Placement
+    ) -> nn.Module:
+        bias, norms = config.attention_bias, config.use_qk_norm
+        return self._attention(config, spec, place, qkv_bias=bias, has_head_norms=norms)
+
+    def make_router(self, config: Glm4MoeConfig, place: Placement) -> BalancedRouter:
+        return BalancedRouter(config.hidden_size, config.experts, place, self.routing(config))
+
+    def routing(self, config: Glm4MoeConfig) -> Routing:
+        return (
+            super()
+            .routing(config)
+            ._replace(
+                scores="sigmoid",
+                factor=config.routed_scaling_factor,
+                groups=config.n_group,
+                top_groups=config.topk_group,
+            )
+        )
+
+    def checkpoint_name(self, name: str) -> str | None:
+        if (layer := _LAYER.match(name)) is not None:
+            ahead = int(layer[1]) - self.config.num_hidden_layers
+            if 0 <= ahead < self.config.num_nextn_predict_layers:
+                return None
+        return super().checkpoint_name(name)

@@ -1,16 +1,19 @@
-"""Mistral 7B and its kin: Ministral, Mistral 3, Ministral 3."""
+"""Mistral 7B and its kin: Ministral, Mistral 3, Ministral 3; with experts, Mixtral."""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from asyncllm.attention.base import ForwardBatch
 from asyncllm.kernels.types import AttentionSpec, Norm
-from asyncllm.models.config.mistral import Ministral3Config, MistralConfig
+from asyncllm.models.config.mistral import Ministral3Config, MistralConfig, MixtralConfig
 from asyncllm.models.decoder import DecoderLM
 from asyncllm.models.layers.attention import Attention
 from asyncllm.models.layers.parameter import Placement
+from asyncllm.models.moe_decoder import MoeDecoderLM
 
 
 class MistralForCausalLM(DecoderLM[MistralConfig]):
@@ -71,3 +74,14 @@ def _query_scales(config: Ministral3Config, max_length: int, device: torch.devic
     slope, span = config.query_scaling
     positions = torch.arange(max_length, dtype=torch.float32, device=device)
     return 1 + slope * torch.log1p(torch.floor(positions / span))
+
+
+class MixtralForCausalLM(MoeDecoderLM[MixtralConfig]):
+    """Mistral with experts in every layer."""
+
+    renamed: ClassVar[dict[str, str]] = {
+        ".block_sparse_moe.": ".mlp.",
+        ".w1.": ".gate_proj.",
+        ".w2.": ".down_proj.",
+        ".w3.": ".up_proj.",
+    }

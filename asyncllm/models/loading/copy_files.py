@@ -9,9 +9,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from asyncllm.models.loading.checkpoint import DTYPES, Header, Reader, open_file, read_tensor
+from asyncllm.models.loading.checkpoint import (
+    DTYPES,
+    Header,
+    Reader,
+    TorchFile,
+    open_file,
+    read_tensor,
+)
 from asyncllm.models.loading.quantized_tensors import StoredMatrix
-from asyncllm.models.loading.torch_file import TorchFile
 from asyncllm.models.loading.weight_stream import WeightStream
 from asyncllm.models.quant.formats import fill
 from asyncllm.models.quant.place import Place, Sliced

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -25,17 +26,20 @@ from asyncllm.models.base import CausalLM
 from asyncllm.models.layers.moe import Experts
 from asyncllm.models.layers.parameter import HasNeutral, Placement
 from asyncllm.models.loading.allocate import Kept, LayoutOf, allocate, can_keep, dummy_layout
-from asyncllm.models.loading.checkpoint import Header, read_headers, read_tensor
+from asyncllm.models.loading.checkpoint import (
+    Header,
+    check_sizes,
+    read_headers,
+    read_tensor,
+    text_part,
+)
 from asyncllm.models.loading.copy_files import Source, copy_files
-from asyncllm.models.loading.projection import with_projection
 from asyncllm.models.loading.quantized_tensors import Layout, StoredMatrix, find_matrices
-from asyncllm.models.loading.text_part import text_part
 from asyncllm.models.loading.weight_files import weight_files
 from asyncllm.models.loading.weight_stream import WeightStream
 from asyncllm.models.quant.place import Place, Sliced
 from asyncllm.models.quant.weight import QuantizedWeight
-from asyncllm.models.registry import is_multimodal, model_class
-from asyncllm.models.sizes import check_sizes
+from asyncllm.models.registry import is_backbone, is_multimodal, model_class
 from asyncllm.models.spec import ModelSpec
 from asyncllm.parallel.ranks import Alone, Ranks
 
@@ -263,3 +267,46 @@ def _fill_dummy(model: CausalLM, report: Progress) -> None:
             module.fill_neutral()
         elif isinstance(module, QuantizedWeight):
             module.fill_dummy(generator)
+
+
+_PROJECTION = "lm_head.weight"
+_EMBEDDING = "embed_tokens.weight"
+
+
+def with_projection(spec: ModelSpec, folder: Path, named: list[tuple[str, Header]]) -> ModelSpec:
+    """``spec`` with ``tie_word_embeddings`` as the weights have it.
+
+    A projection that differs from the token embedding is used, as transformers does, although
+    config.json says that they are the same. Embedding models without a projection, such as
+    Qwen3-Embedding-8B, may say that they have one.
+
+    Args:
+        named: all tensors, by their names in a checkpoint of text alone.
+    """
+    headers = dict(named)
+    if is_backbone(spec.architecture):
+        return spec
+    own = headers.get(_PROJECTION)
+    if spec.config.tie_word_embeddings:
+        embedding = next((h for name, h in named if name.endswith(_EMBEDDING)), None)
+        if own is None or embedding is None or _is_equal(own, embedding):
+            return spec
+        log.warning(
+            "%s differs from the token embedding and is used, although config.json says that they "
+            "are tied",
+            own.name,
+        )
+        return _tied(spec, False)
+    has_part = any(name.startswith("lm_head.") for name in headers)
+    return spec if has_part or not (folder / "modules.json").is_file() else _tied(spec, True)
+
+
+def _is_equal(own: Header, embedding: Header) -> bool:
+    if (own.dtype, own.shape) != (embedding.dtype, embedding.shape):
+        return False
+    return torch.equal(read_tensor(own), read_tensor(embedding))
+
+
+def _tied(spec: ModelSpec, tied: bool) -> ModelSpec:
+    config = msgspec.structs.replace(spec.config, tie_word_embeddings=tied)
+    return msgspec.structs.replace(spec, config=config)

@@ -16,8 +16,7 @@ from asyncllm.attention.flashinfer import kernels
 from asyncllm.attention.flashinfer.backend import FlashInferBackend, FlashInferPlan
 from asyncllm.attention.flashinfer.kernels import Place, PrefillKernel, Shape
 from asyncllm.attention.flashinfer.library import HOPPER, Capability, Library
-from asyncllm.attention.flashinfer.rows import HostRows
-from asyncllm.attention.flashinfer.staging import Staging
+from asyncllm.attention.flashinfer.rows import HostRows, Staging
 from asyncllm.kernels.types import AttentionSpec, PrefillRows
 from tests.support.models import fake_flashinfer
 from tests.support.models.attending import forward_batch

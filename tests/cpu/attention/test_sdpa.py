@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncllm.attention.sdpa import SdpaBackend
-from asyncllm.attention.sdpa_plan import QUERY_BLOCK
+from asyncllm.attention.sdpa import QUERY_BLOCK, SdpaBackend
 from asyncllm.executor.memory.kv_pool import KVPool
 from asyncllm.kernels.types import AttentionSpec
 from tests.support.models.attending import attend

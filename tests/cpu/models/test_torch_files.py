@@ -17,8 +17,8 @@ from torch import Tensor
 from asyncllm import LLM, SamplingParams
 from asyncllm.errors import ModelError
 from asyncllm.models.base import CausalLM
+from asyncllm.models.loading.checkpoint import TorchFile
 from asyncllm.models.loading.loader import load_model
-from asyncllm.models.loading.torch_file import TorchFile
 from asyncllm.models.loading.weight_stream import Reading, WeightStream
 from asyncllm.models.spec import read_spec
 from tests.cpu.models.test_loader import _MEASURE, _make_large

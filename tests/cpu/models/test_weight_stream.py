@@ -14,9 +14,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from asyncllm.models.loading import copy_files, loader
-from asyncllm.models.loading.block_file import ALIGNMENT, BlockFile
 from asyncllm.models.loading.checkpoint import Header
-from asyncllm.models.loading.weight_stream import Block, Reading, WeightStream, blocks_of
+from asyncllm.models.loading.weight_stream import (
+    ALIGNMENT,
+    Block,
+    BlockFile,
+    Reading,
+    WeightStream,
+    blocks_of,
+)
 from asyncllm.models.quant.place import Slice, Sliced
 from asyncllm.models.spec import read_spec
 from asyncllm.parallel.ranks import Apart

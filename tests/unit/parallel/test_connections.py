@@ -6,7 +6,7 @@ import socket
 import threading
 from contextlib import closing
 
-from asyncllm.parallel.connections import Connections
+from asyncllm.parallel.group import Connections
 
 
 def test_what_was_connected_meanwhile_is_cut() -> None:
