@@ -5,10 +5,9 @@ can then repeat the row's own last token: other sequences' leftovers in a page, 
 never read, and a sliding window reads exactly its tokens.
 
 Decode rows are attended in groups of similar length. On a CPU, the K and V of a group fit into the
-L2 cache: 64 rows of 512 tokens at once take up to 3 times as long. On a GPU, groups are large,
-which means few launches. Query heads that share a K/V head are rows of one matmul: in float32 that
-takes half the time of ``enable_gqa``. The plan is made with numpy on the host, and the device only
-looks pages up in the block table.
+L2 cache; on a GPU, groups are large, for few launches. Query heads that share a K/V head are
+rows of one matmul: in float32 that takes half the time of ``enable_gqa``. The plan is made with
+numpy on the host, and the device only looks pages up in the block table.
 """
 
 from __future__ import annotations
@@ -170,10 +169,7 @@ class SdpaPlan:
         return [*cuts, len(lengths)]
 
     def _chunk_reads(self, window: int, fast: bool, dtype: torch.dtype) -> list[Chunk]:
-        """Cut rows with several new tokens into blocks of queries if they need a mask.
-
-        A block may read K and V of earlier blocks, because all are written before any is read.
-        """
+        """Cut rows with several new tokens into blocks of queries if they need a mask."""
         chunks: list[Chunk] = []
         for i in np.flatnonzero(self._q_lens > 1):
             token, start, end = int(self._tokens[i]), int(self._starts[i]), int(self._ends[i])
@@ -311,14 +307,10 @@ def _prefill(
     sinks: Tensor | None,
     bias: Tensor | None,
 ) -> None:
-    """Attend one chunk of a row, causally if it has no bias.
+    """Attend one chunk of a row, causally if it has no bias ([queries, length]).
 
     K/V heads become the batch, and the query heads that share one become its heads, with K and V
     expanded without a copy. Unlike ``enable_gqa``, this works with a mask on GPUs.
-
-    Args:
-        q, out: [queries, num_heads, head_dim]; k, v: [length, num_kv_heads, head_dim].
-        bias: None or [queries, length].
     """
     shared_by = spec.num_heads // spec.num_kv_heads
     shape = (len(q), spec.num_kv_heads, shared_by, spec.head_dim)
