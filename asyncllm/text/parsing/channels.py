@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from asyncllm.text.parsing.outbox import Outbox
     from asyncllm.text.parsing.source import Emit, Source, Steps
 
-_PLAIN = re.compile(r"[^<]+")  # no marker begins in it
+_PLAIN = re.compile(r"[^<{]+")  # neither a marker nor an object begins in it
 _MAX_HEADER = 512  # characters
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
 
@@ -88,6 +88,8 @@ class ChannelReader:
         while not begins_body:
             rest = yield from source.run(_PLAIN, max(0, _MAX_HEADER - len(header)))
             header += rest
+            if (yield from source.peek()) == "{":
+                break  # the marker before the body is missing
             marker = yield from source.at(self._in_header)
             if not marker and len(header) >= _MAX_HEADER:
                 self._out.content(rest)  # no header

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 _WORD = re.compile(r"\w+")
 _IN_LINE = re.compile(r"[ \t]+")
 _MAX_NAME = 256
+#: What models write in a closing tag before its ``>``: a slash, a number, another tag's name.
+_ODD = re.compile(r"[\w/]+")
+_MAX_ODD = 16
 #: A name in quotes, and further attributes.
 _QUOTED = re.compile(r"""(["'])(.*?)\1(?:\s+\w+=[^\n]*)?""")
 
@@ -73,7 +76,8 @@ class ParameterReader:
         source, style = self._source, self._style
         pieces: list[str] = []
         self._on_lines = False
-        key_ends = markers_of(style.key_end, style.value_begin, *self._call_end.texts)
+        line = "\n" if style.own_lines else ""  # ends a name that is not closed
+        key_ends = markers_of(style.key_end, style.value_begin, line, *self._call_end.texts)
         self._whole = yield from source.until(key_ends, pieces.append)
         name = "".join(pieces).strip()
         if quoted := _QUOTED.fullmatch(name):
@@ -154,10 +158,12 @@ class _ValueReader:
         line = "\n" if style.own_lines else ""
         self._ends_call = markers_of(*call.closing[:1], *(line + end for end in call.closing[:1]))
         self._own = [style.value_end, line + style.value_end]
+        is_tag = style.value_end.startswith("</") and style.value_end.endswith(">")
+        self._unclosed = [end[:-1] for end in self._own] if is_tag else []
         # At the beginning of a line, where values have lines of their own, these are no text.
         self._sure = markers_of(*(line + end for end in (style.key_begin, *call.closing)))
         self._named_ends = "{}" in style.value_end
-        self._own_end = self._ends = NO_MARKERS  # of the value that is read
+        self._own_end = self._odd_end = self._ends = NO_MARKERS  # of the value that is read
         self._others = (*self._sure.texts, *call.closing, *self._opens_call.texts)
 
     def read(self, name: str, emit: Emit, *, on_lines: bool) -> Steps[bool]:
@@ -168,10 +174,11 @@ class _ValueReader:
         """
         source = self._source
         self._own_end = markers_of(*self._own[: 1 + on_lines])
-        self._ends = markers_of(*self._own_end.texts, *self._others)
+        self._odd_end = markers_of(*self._unclosed[: 1 + on_lines])
+        self._ends = markers_of(*self._own_end.texts, *self._odd_end.texts, *self._others)
         if self._named_ends:
             named = [end.replace("{}", name) for end in self._own[: 1 + on_lines]]
-            self._own_end = Markers(named)
+            self._own_end, self._odd_end = Markers(named), NO_MARKERS
             self._ends = Markers((*named, *self._call_end, *self._opens_call.texts))
         depth = 0  # of calls within the value
         while (yield from source.until(self._ends, emit, breaks_off=True)):
@@ -181,9 +188,14 @@ class _ValueReader:
                 continue
             source.mark()
             own = yield from source.at(self._own_end)
+            odd = "" if own else (yield from self._odd())
             if not depth and (yield from self._follows(own)):
-                source.rewind(len(own))
+                source.rewind(len(own or odd))
                 return True
+            if odd:
+                source.rewind()
+                emit((yield from source.at(self._ends)))
+                continue
             sure = bool(own) or (self._style.own_lines and (yield from source.sees(self._sure)))
             if (sure or depth) and source.may_look_on:
                 held = [own]
@@ -197,6 +209,14 @@ class _ValueReader:
                 return True
             emit((yield from source.at(self._ends)))
         return False
+
+    def _odd(self) -> Steps[str]:
+        """Consume the tag of the value that is written in an odd way: ``</parameter1>``."""
+        source = self._source
+        if not (begin := (yield from source.at(self._odd_end))):
+            return ""
+        rest = yield from source.run(_ODD, _MAX_ODD)
+        return begin + rest + (yield from source.take(">"))
 
     def _reads_on(self, emit: Emit, depth: int) -> Steps[bool | None]:
         """Read on to the end of the value, if it is behind the markers that have been seen.
@@ -255,8 +275,10 @@ class _ValueReader:
             yield from source.take(QUOTES)
             name = yield from source.run(self._name, _MAX_NAME)
             yield from source.take(QUOTES)
+            unclosed = style.own_lines and name in self._names
+            unclosed = unclosed and (yield from source.peek()) == "\n"
             yield from source.skip_space()
-            found = yield from source.at(markers_of(style.key_end))
+            found = (yield from source.at(markers_of(style.key_end))) or unclosed
             if not own and self._names and name.strip() not in self._names:
                 found = ""
         follows = bool(found) or (yield from source.breaks_off(self._behind))

@@ -110,6 +110,31 @@ def test_so_may_values_of_derived_formats(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", TEXT_NAMES)
+def test_a_tag_that_closes_a_value_may_be_written_in_an_odd_way(name: str) -> None:
+    call: Call = ("get_weather", {"city": "x", "days": 5})
+    formats = formats_of(name)
+    text = written(name, [call])
+    close = _markers(name)["close"]
+    for odd in ("/>", "1>", "", "_function>", "function>", ">"):
+        spoiled = text.replace(close, close[:-1] + odd)
+        for whole in (spoiled, spoiled.replace("\n", ""), spoiled + written(name, [("now", {})])):
+            assert _calls(whole, name)[0] == call
+            assert_cuts_do_not_matter(whole, formats)
+        # where something else follows it, it is text
+        call_with_text: Call = ("get_weather", {"city": f"a\n{close[:-1]}{odd[:-1]}s>\nb"})
+        assert _calls(written(name, [call_with_text]), name) == [call_with_text]
+
+
+def test_a_name_that_is_not_closed_ends_with_its_line() -> None:
+    call: Call = ("get_weather", {"city": "x\ny", "days": 5})
+    text = written("qwen3_coder", [call])
+    for key in ("<parameter=city", "<parameter=days"):
+        spoiled = text.replace(key + ">", key)
+        assert _calls(spoiled, "qwen3_coder") == [call]
+        assert_cuts_do_not_matter(spoiled, formats_of("qwen3_coder"))
+
+
+@pytest.mark.parametrize("name", TEXT_NAMES)
 def test_markers_that_nothing_plausible_follows_end_a_value_in_the_end(name: str) -> None:
     """And the calls behind it are calls."""
     text = written(name, [("get_weather", {"city": "Oslo"})])

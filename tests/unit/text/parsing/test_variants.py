@@ -194,6 +194,8 @@ def test_mistral(tools: str, text: str, calls: list[tuple[str, str]]) -> None:
                 "<|channel|>commentary to=functions.now<|constrain|>json<|message|>{}",
                 "<|start|>assistant to=functions.now<|channel|>commentary<|message|>{}<|call|>",
                 "<|start|>functions.now to=functions.now<|message|> null <|call|>",
+                "<|channel|>commentary to=functions.now <|constrain|>json{}<|call|>",
+                "<|channel|>commentary to=functions.now {}<|call|>",
                 "<|channel|>analysis<|channel|>commentary to=functions.now<|message|>{}<|call|>",
             )
         ),
