@@ -154,10 +154,11 @@ def check(
 SHAPES = [(1, 2, 4, 32, 64), (9, 2, 3, 48, 80), (70, 1, 2, 24, 136), (40, 3, 8, 64, 64)]
 
 
+@pytest.mark.parametrize("tokens", [1, 9])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_an_expert_beside_is_weighted(dtype: torch.dtype) -> None:
+def test_an_expert_beside_is_weighted(dtype: torch.dtype, tokens: int) -> None:
     """The logits of its weight are a column of others."""
-    experts, tokens = to(random_experts(4, 48, 80, "silu"), dtype), 9
+    experts = to(random_experts(4, 48, 80, "silu"), dtype)
     x, beside, residual = (torch.randn(tokens, 80).to(DEVICE, dtype) for _ in range(3))
     logit = torch.randn(tokens, 5).to(DEVICE, dtype)[:, 4:]
     chosen = torch.tensor([[0, 2]] * tokens, dtype=torch.int32, device=DEVICE)
@@ -178,6 +179,19 @@ def test_mixtures(
     tokens: int, top_k: int, count: int, inner: int, hidden: int, kind: str, dtype: torch.dtype
 ) -> None:
     check(random_experts(count, inner, hidden, kind), tokens, top_k, hidden, dtype)
+
+
+@pytest.mark.parametrize(
+    ("top_k", "inner", "hidden", "dtype"),
+    [
+        (3, 40, 1032, torch.bfloat16),  # chunks of columns end within an expert
+        (2, 12, 20, torch.float32),  # sixteen bytes are four columns
+        (3, 344, 48, torch.bfloat16),
+        (1, 2056, 16, torch.bfloat16),
+    ],
+)
+def test_one_token(top_k: int, inner: int, hidden: int, dtype: torch.dtype) -> None:
+    check(random_experts(8, inner, hidden, "silu"), 1, top_k, hidden, dtype)
 
 
 def as_fp8(weight: Tensor, *, blocked: bool) -> Fp8Matrix:
