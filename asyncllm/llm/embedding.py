@@ -15,13 +15,13 @@ from asyncllm.types import is_single
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncllm.llm.model import Model
+    from asyncllm.llm.generation import Submitter
     from asyncllm.types import Prompt, SchedulingParams
     from asyncllm.types.embedding import EmbeddingParams
 
 
 async def embed(
-    llm: Model,
+    llm: Submitter,
     prompts: Prompt | Sequence[Prompt],
     params: EmbeddingParams,
     scheduling: SchedulingParams | None,
@@ -35,7 +35,7 @@ async def embed(
 
 
 async def _embed_all(
-    llm: Model,
+    llm: Submitter,
     prompts: Sequence[Any],
     params: EmbeddingParams,
     scheduling: SchedulingParams | None,
@@ -69,7 +69,7 @@ async def _embed_all(
     return np.stack([params.vector(state) for state in hidden])
 
 
-async def _encode_all(llm: Model, prompts: Sequence[Any]) -> list[list[int]]:
+async def _encode_all(llm: Submitter, prompts: Sequence[Any]) -> list[list[int]]:
     """Token ids of each prompt; the texts are tokenized together."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     encoded = iter(await llm.encode_all(texts) if texts else ())

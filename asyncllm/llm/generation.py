@@ -6,9 +6,11 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
+from asyncllm.config import EngineLimits
 from asyncllm.engine.requests.mailbox import Collector
+from asyncllm.engine.requests.reservations import Reservation
 from asyncllm.errors import BadRequest, QueueFull
 from asyncllm.system.event_loop import SLICE_SECONDS, sliced
 from asyncllm.types import (
@@ -16,14 +18,45 @@ from asyncllm.types import (
     Prompt,
     SamplingParams,
     SchedulingParams,
+    Sink,
     Usage,
 )
 from asyncllm.types.sampling_defaults import bounded
 from asyncllm.types.validate import check_kind
 
-if TYPE_CHECKING:
-    from asyncllm.engine.requests.reservations import Reservation
-    from asyncllm.llm.model import Model
+
+class Submitter(Protocol):
+    """What batches and embeddings need of ``AsyncLLM``, which describes each method."""
+
+    @property
+    def limits(self) -> EngineLimits: ...
+
+    @property
+    def default_params(self) -> SamplingParams: ...
+
+    def reserve(
+        self, num_tokens: int = 1, num_requests: int = 1, tenant: str = ""
+    ) -> Reservation: ...
+
+    async def prepare(self, params: SamplingParams) -> SamplingParams: ...
+
+    async def encode_prompt(
+        self, prompt: Prompt, reservation: Reservation | None = None
+    ) -> list[int]: ...
+
+    async def encode_all(self, texts: Sequence[str]) -> list[list[int]]: ...
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        sink: Sink,
+        scheduling: SchedulingParams | None = None,
+        reservation: Reservation | None = None,
+    ) -> int: ...
+
+    def abort(self, request_id: int) -> None: ...
+
 
 T = TypeVar("T")
 
@@ -40,7 +73,7 @@ def tenant_of(scheduling: SchedulingParams | None) -> str:
 
 
 async def read_request(
-    llm: Model, prompt: Prompt, params: object, reservation: Reservation
+    llm: Submitter, prompt: Prompt, params: object, reservation: Reservation
 ) -> tuple[list[int], SamplingParams]:
     """Token ids and parameters of one request, to be submitted at once.
 
@@ -54,7 +87,7 @@ async def read_request(
 
 
 async def collect(
-    llm: Model,
+    llm: Submitter,
     prompt_ids: Sequence[int],
     params: SamplingParams,
     scheduling: SchedulingParams | None,
@@ -86,7 +119,7 @@ class Intake:
     does other work in between.
     """
 
-    def __init__(self, llm: Model):
+    def __init__(self, llm: Submitter):
         self._llm = llm
         self._places = asyncio.Semaphore(llm.limits.max_waiting)
         self._turn = asyncio.Lock()
@@ -218,7 +251,7 @@ class Batch:
     def __len__(self) -> int:
         return len(self._prompts)
 
-    async def run(self, llm: Model, intake: Intake) -> list[Completion]:
+    async def run(self, llm: Submitter, intake: Intake) -> list[Completion]:
         """The answers in the order of the prompts; the first error cancels what is unfinished.
 
         Raises:

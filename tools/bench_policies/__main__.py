@@ -46,9 +46,8 @@ from asyncllm.models.spec import ModelSpec, read_spec
 from asyncllm.system.terminal import progress_bar, table
 from tools.bench_policies.bounds import due_times, edf, prefill_work, srpt, total_work
 from tools.bench_policies.hostile import HOSTILE, Hostile, deadlines
-from tools.bench_policies.load import Load
+from tools.bench_policies.load import Load, serve
 from tools.bench_policies.request_log import read_log
-from tools.bench_policies.serve import serve
 
 #: Arrivals of the load with deadlines, as a multiple of the capacity.
 OVERLOAD = 1.15

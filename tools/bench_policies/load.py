@@ -1,13 +1,19 @@
-"""A load: requests to simulate that no scheduler has recorded."""
+"""Loads: requests to simulate that no scheduler has recorded, and a simulation of them."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import msgspec
 
 from asyncllm.config import EngineLimits
+from asyncllm.engine.policy import Policy
 from asyncllm.engine.recording.trace_file import NEW_ROOT, Arrival
 from asyncllm.engine.scheduling.sequence import FOREVER
 from asyncllm.errors import BadRequest
+from asyncllm.executor.sim.cost import SimCost
+from asyncllm.lab.replay.figures import Figures
+from asyncllm.lab.replay.simulate import Device, Simulation
 from asyncllm.lab.replay.workload import Workload
 
 
@@ -143,3 +149,34 @@ class Load(msgspec.Struct, frozen=True):
             cached = min(cached, (request.num_prompt - 1) // page_size)
             paths.append((node, cached * page_size))
         return paths
+
+
+def serve(
+    load: Load,
+    limits: EngineLimits,
+    cost: SimCost,
+    policy: Policy,
+    ended: Callable[[int], None] | None = None,
+) -> Figures:
+    """Serve a load on the simulated device, as fast as ``cost`` says.
+
+    Deadlines are kept as the engine does it. Nobody is refused because too many wait.
+
+    Args:
+        ended: called with the number of requests that have ended, now and then.
+
+    Raises:
+        BadRequest: the load does not suit the limits.
+    """
+    device = Device(
+        lambda step, rows: cost.timing(
+            step, rows.starts, rows.lengths, rows.num_samples, rows.decode_steps
+        ),
+        lambda count: cost.copy_seconds(count, limits.page_size),
+    )
+    workload = load.workload(limits)
+    lengths = {id: r.num_prompt + r.num_output for id, r in enumerate(load.requests)}
+    simulation = Simulation(
+        workload, limits, policy, device, lengths=lengths, enforce_deadlines=True
+    )
+    return simulation.run(ended)

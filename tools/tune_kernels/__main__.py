@@ -11,9 +11,8 @@ from asyncllm.models.loading.loader import make_model
 from asyncllm.models.spec import read_spec
 from asyncllm.parallel.ranks import Alone, Apart
 from tools import tune_kernels
-from tools.tune_kernels.layers import layers
-from tools.tune_kernels.table import save
-from tools.tune_kernels.timing import BUCKETS, compile_all, tune
+from tools.tune_kernels.candidates import layers
+from tools.tune_kernels.timing import BUCKETS, compile_all, save, tune
 
 
 def main() -> None:

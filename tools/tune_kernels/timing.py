@@ -9,11 +9,13 @@ alone, then the best few compete in a chain of the whole layer.
 from __future__ import annotations
 
 import itertools
+import json
 import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +23,7 @@ from torch import Tensor
 from asyncllm.kernels.gpu import gpu_of
 from asyncllm.kernels.triton.gemm.linear import project
 from asyncllm.kernels.triton.gemm.projection import Projection, cublas_linear
-from asyncllm.kernels.tuning import Shape, Tile
+from asyncllm.kernels.tuning import KINDS, Shape, Tile, parse, user_table
 from asyncllm.kernels.types import Norm
 from tools.tune_kernels.candidates import candidates
 
@@ -169,3 +171,32 @@ def _graph_microseconds(steps: Callable[[], None], replays: int = 8) -> float:
         end.synchronize()
         times.append(start.elapsed_time(end) * 1e3)
     return sorted(times)[replays // 4]
+
+
+def save(device_name: str, rows: int, tiles: dict[Shape, Tile | None]) -> Path:
+    """Add the choices for a number of rows to the user's own table, and return its path."""
+    path = user_table(device_name)
+    table = parse(path.read_text()) if path.is_file() else {}
+    for shape, tile in tiles.items():
+        table.setdefault(shape.key, {})[rows] = tile
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(dump(table))
+    partial.replace(path)  # readers find the whole table, old or new
+    return path
+
+
+def dump(table: dict[str, dict[int, Tile | None]]) -> str:
+    """A table as JSON, one line per shape."""
+    lines = [
+        f"{json.dumps(key)}: {json.dumps({b: _fields(t) for b, t in sorted(buckets.items())})}"
+        for key, buckets in sorted(table.items())
+    ]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _fields(tile: Tile | None) -> list[Any] | None:
+    if tile is None:
+        return None
+    name = next(name for name, kind in KINDS.items() if isinstance(tile, kind))
+    return [name, *tile]

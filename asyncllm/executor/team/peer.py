@@ -15,7 +15,7 @@ from asyncllm.executor.team.reports import Joining, Ready, ReportLine
 from asyncllm.executor.team.status import PeerHeartbeat, PeerStatus
 from asyncllm.models.spec import read_spec
 from asyncllm.wire.messages import StepResult
-from asyncllm.wire.ring_reader import RingReader
+from asyncllm.wire.ring import RingReader
 
 log = logging.getLogger(__name__)
 

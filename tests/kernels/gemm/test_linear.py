@@ -26,7 +26,7 @@ from tests.support.kernels.linear_case import AROUND, DTYPE, Case, poison
 pytest.importorskip("triton")
 from asyncllm.kernels.triton.gemm.linear import fits, project
 from asyncllm.kernels.triton.gemm.projection import Projection
-from tools.tune_kernels.table import dump
+from tools.tune_kernels.timing import dump
 
 GEMV = GemvTile(4, 128, 4)
 REGISTER_SKINNY = RegisterSkinnyTile(16, 128, True, 4)

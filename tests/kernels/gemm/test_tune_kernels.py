@@ -15,10 +15,8 @@ from asyncllm.models.spec import read_spec
 pytest.importorskip("triton")
 
 from asyncllm.parallel.ranks import Alone
-from tools.tune_kernels.candidates import candidates
-from tools.tune_kernels.layers import layers
-from tools.tune_kernels.table import save
-from tools.tune_kernels.timing import BUCKETS
+from tools.tune_kernels.candidates import candidates, layers
+from tools.tune_kernels.timing import BUCKETS, save
 
 SHAPES = [
     Shape(4096, 1024, True, ""),

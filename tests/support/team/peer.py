@@ -10,7 +10,7 @@ import time
 import msgspec
 
 from asyncllm.executor.team.peer_main import enter_team
-from asyncllm.wire.ring_reader import RingReader
+from asyncllm.wire.ring import RingReader
 
 
 class PeerSettings(msgspec.Struct, frozen=True):

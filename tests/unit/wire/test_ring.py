@@ -17,8 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncllm.wire.ring import ReaderBehind, RingClosed, RingWriter
-from asyncllm.wire.ring_reader import LENGTH, RingReader
+from asyncllm.wire.ring import LENGTH, ReaderBehind, RingClosed, RingReader, RingWriter
 
 #: No wait of a test that passes takes this long.
 LONG = 60.0
@@ -221,7 +220,7 @@ def test_nothing_stays_open() -> None:
 
 READER = """
 import hashlib, sys
-from asyncllm.wire.ring_reader import RingReader
+from asyncllm.wire.ring import RingReader
 reader = RingReader(*map(int, sys.argv[1:]))
 sums = hashlib.sha256()
 while (message := reader.receive()) is not None:

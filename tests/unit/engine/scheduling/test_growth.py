@@ -13,7 +13,7 @@ from asyncllm.types import SamplingParams
 from tests.support.engine.scheduling import expect_outputs, scheduler, sequence
 from tests.unit.engine.scheduling.test_order import Driver
 from tools.bench_policies.hostile import grow
-from tools.bench_policies.serve import serve
+from tools.bench_policies.load import serve
 
 
 def run_until_admitted(ages: list[int]) -> int:

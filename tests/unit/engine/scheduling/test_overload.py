@@ -15,7 +15,7 @@ from asyncllm.models.spec import read_spec
 from tests.support.engine.scheduling import scheduler, sequence
 from tools.bench_policies.__main__ import OVERLOAD, Bench
 from tools.bench_policies.hostile import DEADLINES, deadlines
-from tools.bench_policies.serve import serve
+from tools.bench_policies.load import serve
 
 
 def forecast() -> Forecast:

@@ -13,8 +13,7 @@ from asyncllm.executor.sim.cost import H200, SimCost
 from asyncllm.executor.sim.shape import SHAPES
 from tests.support.engine.scheduling import limits
 from tools.bench_policies.bounds import due_times, edf, prefill_work, srpt, total_work
-from tools.bench_policies.load import Load, LoadRequest
-from tools.bench_policies.serve import serve
+from tools.bench_policies.load import Load, LoadRequest, serve
 
 COST = SimCost(SHAPES["h200-8b"], H200, itemsize=2)
 

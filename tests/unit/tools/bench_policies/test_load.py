@@ -14,8 +14,7 @@ from asyncllm.executor.sim.shape import SHAPES
 from asyncllm.lab.replay.figures import Figures
 from tests.support.engine.scheduling import limits
 from tools.bench_policies.hostile import HOSTILE, cached_turns, deadlines, interfere, preempt, wall
-from tools.bench_policies.load import Load, LoadRequest
-from tools.bench_policies.serve import serve
+from tools.bench_policies.load import Load, LoadRequest, serve
 
 COST = SimCost(SHAPES["h200-8b"], H200, itemsize=2)
 #: Two conversations of blocks of 8 tokens, pages of 4; each turn comes when the one before is done.
