@@ -98,7 +98,7 @@ class _Reader:
     def _read_known(self, block: requests.Block, role: str, where: str) -> None:
         match block:
             case requests.TextBlock(text=text):
-                self.current(role).texts.append(text)
+                self.current(role).texts.append(text or "")
             case requests.ThinkingBlock(thinking=text):
                 self.current("assistant").thoughts.append(text or "")
             case requests.ToolUseBlock() as call:
@@ -118,7 +118,7 @@ class _Reader:
         for i, given in enumerate(content):
             name = given.get("type")
             if name == "text":
-                texts.append(convert_part(given, requests.TextBlock, f"{where}[{i}]").text)
+                texts.append(convert_part(given, requests.TextBlock, f"{where}[{i}]").text or "")
             elif (text := _plain_text(given)) is not None:
                 texts.append(text)
             elif name in _NEEDED:
@@ -165,4 +165,4 @@ def _without_silent(value: Any) -> Any:
 
 
 def _joined(content: str | Sequence[requests.TextBlock]) -> str:
-    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+    return content if isinstance(content, str) else "\n".join(block.text or "" for block in content)

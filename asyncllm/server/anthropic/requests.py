@@ -32,7 +32,7 @@ class TextBlock(msgspec.Struct):
     """Text."""
 
     type: Literal["text"]
-    text: str
+    text: str | None
     cache_control: CacheControl | None = None
     citations: Any = None
 
@@ -56,7 +56,7 @@ class ToolUseBlock(msgspec.Struct):
     """A call that the model has made; ``input`` is an object, or whatever the model has written."""
 
     type: Literal["tool_use"]
-    name: str
+    name: str | None = None
     id: str | None = None
     input: Any = None
     cache_control: CacheControl | None = None

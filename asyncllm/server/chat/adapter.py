@@ -45,7 +45,7 @@ def generating_fields(body: GeneratingFields) -> dict[str, Any]:
     return {name: getattr(body, name) for name in GeneratingFields.__struct_fields__}
 
 
-def tool_call(id: str | None, name: str, arguments: Any) -> dict[str, Any]:
+def tool_call(id: str | None, name: str | None, arguments: Any) -> dict[str, Any]:
     """A call as messages of chat completions have it.
 
     Args:

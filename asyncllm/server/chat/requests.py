@@ -226,7 +226,7 @@ class OpenAIFields(GeneratingFields, kw_only=True):
 class CalledFunction(msgspec.Struct):
     """``arguments`` is JSON in a string, the object itself, or whatever a model has written."""
 
-    name: str
+    name: str | None = None
     arguments: Any = "{}"
 
 

@@ -80,7 +80,7 @@ WITHOUT_EFFECT: Final[dict[str, tuple[Any, ...]]] = {
 class OllamaFunctionCall(msgspec.Struct):
     """The function and its arguments: an object, or whatever a model has written."""
 
-    name: str
+    name: str | None = None
     arguments: Any = None
     index: int | None = None
     description: str | None = None

@@ -101,7 +101,7 @@ class ReadInput:
                 id = item.id or _new_id("fc")
                 head |= {"id": id, "call_id": item.call_id or id}
                 head |= {} if item.namespace is None else {"namespace": item.namespace}
-                return items.FunctionCallItem(name=item.name, arguments=text, **head)
+                return items.FunctionCallItem(name=item.name or "", arguments=text, **head)
             case requests.InputCustomCall():
                 id = item.id or _new_id("ctc")
                 head |= {"id": id, "call_id": item.call_id or id}
@@ -180,11 +180,11 @@ class ReadInput:
         for i, part in enumerate(item.content):
             field = "refusal" if part.type == "refusal" else "text"
             if part.type in _TEXT_PARTS or field == "refusal":
-                text: str | None = getattr(part, field)
-                if text is None:
+                text: str | msgspec.UnsetType | None = getattr(part, field)
+                if text is msgspec.UNSET:
                     missing = f"{where}[{i}].{field}"
                     raise BadRequest(f"{missing} is required", param=missing)
-                texts.append(text)
+                texts.append(text or "")
             elif item.role != "assistant":
                 raise BadRequest(f"content of type {part.type!r} is not supported", param=where)
             else:

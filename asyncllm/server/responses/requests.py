@@ -16,8 +16,8 @@ class InputPart(msgspec.Struct):
     """A piece of a message; a refusal is text, other pieces of answers are left out."""
 
     type: str
-    text: str | None = None
-    refusal: str | None = None
+    text: str | msgspec.UnsetType | None = msgspec.UNSET
+    refusal: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class InputMessage(msgspec.Struct):
@@ -35,7 +35,7 @@ class InputCall(msgspec.Struct):
     """A call that the model has made; ``arguments`` is JSON in a string, or what it wrote."""
 
     type: Literal["function_call"]
-    name: str
+    name: str | None = None
     call_id: str | None = None
     arguments: Any = ""
     namespace: str | None = None

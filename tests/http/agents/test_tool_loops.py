@@ -107,6 +107,31 @@ def test_arguments_that_are_no_object_do_not_end_a_conversation(
     assert prompt(server, "chat", "null") == prompt(server, "chat", "{}")
 
 
+def test_a_call_without_a_name_does_not_end_a_conversation(server: Server, family: str) -> None:
+    for api in ("chat", "messages", "responses", "ollama"):
+        path, body = loop(api, '{"key": 1}')
+        text = json.dumps(body)
+        for nameless in (text.replace('"find"', "null"), text.replace('"name": "find", ', "")):
+            answer = server.post(path, json.loads(nameless))
+            assert answer.status == 200, answer.body
+            assert "here" in server.llm.encoded[-1]
+
+
+def test_text_that_is_null_is_empty(server: Server, family: str) -> None:
+    for path, field in (
+        ("/v1/chat/completions", "messages"),
+        ("/v1/messages", "messages"),
+        ("/v1/responses", "input"),
+    ):
+        for text in ("", None):
+            kind = "input_text" if field == "input" else "text"
+            parts = [{"type": kind, "text": text}, {"type": kind, "text": "hi"}]
+            length = "max_output_tokens" if field == "input" else "max_tokens"
+            answer = server.post(path, {field: [{"role": "user", "content": parts}], length: 2})
+            assert answer.status == 200, answer.body
+        assert server.llm.encoded[-1] == server.llm.encoded[-2]
+
+
 def test_refusals_are_text(server: Server, family: str) -> None:
     refusal: Any
     for refusal in (

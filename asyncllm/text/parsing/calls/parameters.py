@@ -275,10 +275,10 @@ class _ValueReader:
             yield from source.take(QUOTES)
             name = yield from source.run(self._name, _MAX_NAME)
             yield from source.take(QUOTES)
-            unclosed = style.own_lines and name in self._names
-            unclosed = unclosed and (yield from source.peek()) == "\n"
+            is_line = style.own_lines and name in self._names
+            line_end = (yield from source.take("\n")) if is_line else ""
             yield from source.skip_space()
-            found = (yield from source.at(markers_of(style.key_end))) or unclosed
+            found = (yield from source.at(markers_of(style.key_end))) or line_end
             if not own and self._names and name.strip() not in self._names:
                 found = ""
         follows = bool(found) or (yield from source.breaks_off(self._behind))
