@@ -51,6 +51,10 @@ HOME: Final = b"w"
 #: to write the answer of all to that connection. What is asked ends with a line feed.
 ASK: Final = b"q"
 
+#: An interim response, which clients of HTTP/1.1 skip; and how many of them a client may get.
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+MOST_INTERIM: Final = 6
+
 #: Bytes of a connection's number, and of a place in its stream. Connections with number 0 are not
 #: reported of.
 NUMBER_BYTES: Final = 8
@@ -95,6 +99,16 @@ def sent(connection: int) -> int | None:
     finally:
         opened.detach()  # it is not closed here
     return None
+
+
+def is_interim(num_bytes: int) -> bool:
+    """Whether so many bytes are interim responses, or nothing at all.
+
+    A replica writes them before its answer begins: to ask for a body, or to find out whether a
+    client that has closed its side still waits. Any answer is longer than the most of them here.
+    """
+    num_responses, rest = divmod(num_bytes, len(CONTINUE))
+    return rest == 0 and 0 <= num_responses <= MOST_INTERIM
 
 
 class HandedOver(NamedTuple):

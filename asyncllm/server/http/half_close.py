@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import HttpVersion11, web
 
+from asyncllm.supervise.front_channel import CONTINUE
+
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 #: A function that writes something harmless to the client; False when it cannot yet.
 PROBE: Final = web.RequestKey("asyncllm_probe", object)
 
-CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 #: First wait for the reset after a probe; it doubles with each look, up to ``LOOK_SECONDS``.
 FIRST_LOOK_SECONDS: Final = 0.002
 LOOK_SECONDS: Final = 0.25

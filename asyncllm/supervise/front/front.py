@@ -35,6 +35,7 @@ from asyncllm.supervise.front_channel import (
     MOVED,
     NUMBER_BYTES,
     RETRY_SECONDS,
+    is_interim,
     number_of,
     sent,
 )
@@ -290,11 +291,11 @@ class Front:
         """Its replica has died. The client gets one whole answer, if nothing of one is sent."""
         at = sent(client.socket.fileno())
         if not client.has_begun:
-            if at in (None, client.begins_at) or not client.is_whole():
+            if at is None or is_interim(at - client.begins_at):
                 self._move(client)
             else:  # the replica had no time to say that its answer begins
                 client.close()
-        elif at == client.begins_at:
+        elif at is not None and is_interim(at - client.begins_at):
             self._refuse(client, DIED)
         elif client.last_words and (at is None or at > client.begins_at):
             self._finish(client, client.last_words)

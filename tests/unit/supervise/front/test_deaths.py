@@ -18,6 +18,7 @@ from asyncllm.supervise.front.front import Front
 from asyncllm.supervise.front.reader import BODY_BYTES, MOST_PLACED
 from asyncllm.supervise.front_channel import (
     BEGUN,
+    CONTINUE,
     INLINE_BYTES,
     KEPT,
     NOWHERE,
@@ -37,7 +38,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="supervision nee
 
 REQUEST: Final = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
 EXPECTING: Final = b"POST /generate HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n\r\n"
-CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 HEAD: Final = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 LAST: Final = b"4\r\nlost\r\n0\r\n\r\n"
 
@@ -154,6 +154,44 @@ def test_an_answer_that_had_begun(last_words: bytes, before: bytes, written: byt
 def test_nothing_is_answered_twice_when_the_replica_could_not_say_that_it_began() -> None:
     with served(2) as front:
         client = front.client(REQUEST)
+        _, connection, _ = front.taken(0)
+        connection.sendall(HEAD)
+        connection.close()
+        front.dies(0)
+        assert front.received(client) == HEAD
+
+
+@pytest.mark.parametrize(("request_bytes", "deaths"), [(REQUEST, 2), (EXPECTING, 1)])
+def test_a_client_that_got_only_interim_responses_gets_an_answer(
+    request_bytes: bytes, deaths: int
+) -> None:
+    """One has closed its side, and moves once; of the other, not all had come."""
+    with served(2) as front:
+        client = front.client(request_bytes)
+        for replica in range(deaths):
+            _, connection, _ = front.taken(replica)
+            connection.sendall(CONTINUE)
+            connection.close()
+            front.dies(replica)
+        answer = front.received(client)
+        assert answer.replace(CONTINUE, b"").startswith(b"HTTP/1.1 503 ")
+
+
+def test_a_kept_connection_whose_next_client_got_only_an_interim_response_gets_an_answer() -> None:
+    with served(1) as front:
+        client = front.client(REQUEST * 2)
+        number, connection, _ = front.taken(0)
+        connection.sendall(HEAD)
+        front.channels[0].tell(KEPT, number, at(connection))
+        connection.sendall(CONTINUE)
+        connection.close()
+        front.dies(0)
+        assert front.received(client).startswith(HEAD + CONTINUE + b"HTTP/1.1 503 ")
+
+
+def test_a_malformed_request_that_was_answered_is_not_answered_again() -> None:
+    with served(2) as front:
+        client = front.client(b"GET / HTTP/1.1\r\nno colon\r\n\r\n")
         _, connection, _ = front.taken(0)
         connection.sendall(HEAD)
         connection.close()
