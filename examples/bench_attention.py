@@ -173,7 +173,7 @@ class World:
         return graph.replay, prepare
 
     def launched(self, backend: AttentionBackend) -> tuple[Callable[[], None], Callable[[], None]]:
-        """The same, kernel by kernel."""
+        """A run that launches kernel by kernel, and what prepares it."""
         plan: Any = None
 
         def prepare() -> None:

@@ -21,8 +21,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from asyncllm.config import EngineConfig
-from asyncllm.lab.bench.scrape import scrape
-from asyncllm.lab.bench.server import ServerProcess, fetch
+from asyncllm.lab.bench.server import ServerProcess, fetch, scrape
 from asyncllm.lab.bench.stream import Connection
 
 HEALTH_SECONDS = 0.05

@@ -225,7 +225,7 @@ def compute(cache: KVCacheManager, seq: Sequence) -> Iterator[tuple[str, float]]
 
 
 def reuse(cache: KVCacheManager, seq: Sequence) -> Iterator[tuple[str, float]]:
-    """The same prompt again."""
+    """A prompt whose pages are all cached."""
     yield "match, all known", seconds_of(lambda: cache.match(seq))
     match = cache.match(seq)
     yield "lock", seconds_of(lambda: cache.hold(seq, match))

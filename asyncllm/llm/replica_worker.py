@@ -14,7 +14,7 @@ from asyncllm.config import EngineConfig
 from asyncllm.errors import BadRequest
 from asyncllm.executor.team.peer_main import enter_team
 from asyncllm.llm.async_llm import AsyncLLM
-from asyncllm.llm.replicas.link import Link, pack_error, unpack
+from asyncllm.llm.replicas.process import Link, pack_error, unpack
 from asyncllm.system.event_loop import new_event_loop
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ async def run_in_daemon(function: Callable[..., T], *args: object) -> T:
 
 
 def start_in_daemon(function: Callable[..., T], *args: object) -> Future[T]:
-    """The same; the thread has been started when this returns."""
+    """Start ``function`` in a daemon thread of its own; its result comes with the future."""
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()  # so that cancelling does not reach it
 

@@ -26,7 +26,7 @@ def _plain(name: str) -> str:
 
 
 def suggest_path(path: str, known: Iterable[str]) -> str:
-    """The same for the path of a URL, that lacks a known one's beginning, or has too much.
+    """``did_you_mean`` for the path of a URL that lacks a known path's beginning, or has too much.
 
     Clients put a path after a base URL, which may lack "/v1", have it twice, or be a whole route.
     """

@@ -5,11 +5,16 @@ from asyncllm.types.embedding import Pooling as Pooling
 from asyncllm.types.embedding import embedding_params as embedding_params
 from asyncllm.types.outputs import Completion as Completion
 from asyncllm.types.outputs import FinishReason as FinishReason
+from asyncllm.types.outputs import Prompt as Prompt
 from asyncllm.types.outputs import PromptLogprob as PromptLogprob
 from asyncllm.types.outputs import Sink as Sink
 from asyncllm.types.outputs import TokenDelta as TokenDelta
 from asyncllm.types.outputs import TokenLogprob as TokenLogprob
 from asyncllm.types.outputs import Usage as Usage
+from asyncllm.types.outputs import is_chat as is_chat
+from asyncllm.types.outputs import is_conversation as is_conversation
+from asyncllm.types.outputs import is_single as is_single
+from asyncllm.types.outputs import plain_prompt as plain_prompt
 from asyncllm.types.params import MAX_BAD_WORD_LENGTH as MAX_BAD_WORD_LENGTH
 from asyncllm.types.params import MAX_BAD_WORDS as MAX_BAD_WORDS
 from asyncllm.types.params import MAX_CACHE_TTL as MAX_CACHE_TTL
@@ -22,8 +27,3 @@ from asyncllm.types.params import Int64 as Int64
 from asyncllm.types.params import Reasoning as Reasoning
 from asyncllm.types.params import SamplingParams as SamplingParams
 from asyncllm.types.params import SchedulingParams as SchedulingParams
-from asyncllm.types.prompts import Prompt as Prompt
-from asyncllm.types.prompts import is_chat as is_chat
-from asyncllm.types.prompts import is_conversation as is_conversation
-from asyncllm.types.prompts import is_single as is_single
-from asyncllm.types.prompts import plain_prompt as plain_prompt

@@ -78,7 +78,7 @@ class Load(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, requests=kept, skipped=skipped)
 
     def workload(self, limits: EngineLimits) -> Workload:
-        """The same requests for a scheduler with these limits; ids are places in ``requests``.
+        """These requests for a scheduler with these limits; ids are places in ``requests``.
 
         Outputs may become as long as the context: the scheduler is not told where they end.
 

@@ -19,7 +19,7 @@ from asyncllm.errors import AsyncLLMError
 from asyncllm.lab.bench.cases import OnlineCase, warm_up
 from asyncllm.lab.bench.load import Job, Outcome, Target, process_main
 from asyncllm.lab.bench.report import OnlineRow
-from asyncllm.lab.bench.scrape import figures, scrape
+from asyncllm.lab.bench.server import figures, scrape
 from asyncllm.system.terminal import case_progress
 
 if TYPE_CHECKING:

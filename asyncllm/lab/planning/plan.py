@@ -94,8 +94,8 @@ class Placement(NamedTuple):
     dp: int = 1
 
     def __str__(self) -> str:
-        ways = [f"{name} {n}" for name, n in (("tp", self.tp), ("dp", self.dp)) if n > 1]
-        return f"{self.tp * self.dp} x {self.gpu}" + (f" ({', '.join(ways)})" if ways else "")
+        split = [f"{name} {n}" for name, n in (("tp", self.tp), ("dp", self.dp)) if n > 1]
+        return f"{self.tp * self.dp} x {self.gpu}" + (f" ({', '.join(split)})" if split else "")
 
 
 class DecodeRate(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ from asyncllm.llm.client.answers import (
     decode_error,
     decode_frame,
 )
-from asyncllm.llm.client.requests import changed_fields, sampling_fields, scheduling_fields
+from asyncllm.llm.client.request_fields import changed_fields, sampling_fields, scheduling_fields
 from asyncllm.types import (
     Completion,
     Prompt,

@@ -12,9 +12,8 @@ from asyncllm.engine.requests.check import check_request, check_ttl
 from asyncllm.engine.requests.reservations import Reservations
 from asyncllm.engine.stats import EngineStats
 from asyncllm.errors import BadRequest, EngineDead, NotReady, StepError
-from asyncllm.llm.replicas.link import pack, unpack_error
-from asyncllm.llm.replicas.process import ReplicaProcess
-from asyncllm.llm.replicas.requests import Request, Requests
+from asyncllm.llm.replicas.placed_requests import Request, Requests
+from asyncllm.llm.replicas.process import ReplicaProcess, pack, unpack_error
 from asyncllm.supervise.front.blocks import blocks
 from asyncllm.supervise.front.router import Router
 from asyncllm.types import SamplingParams, SchedulingParams, TokenDelta

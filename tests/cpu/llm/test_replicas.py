@@ -18,7 +18,7 @@ from asyncllm import AsyncLLM
 from asyncllm.engine.policy import POLICIES
 from asyncllm.errors import BadRequest, ContextLengthExceeded, EngineDead, ModelError
 from asyncllm.llm.replicas.engine import ReplicatedEngine
-from asyncllm.llm.replicas.link import pack_error, unpack_error
+from asyncllm.llm.replicas.process import pack_error, unpack_error
 from asyncllm.types import SamplingParams
 from asyncllm.types.beam_search import BeamSearchParams
 

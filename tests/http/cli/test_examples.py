@@ -56,10 +56,6 @@ RUNS = {
         "--quick --device sim",
         r"healed\n +50 (.|\n)*files [+-]\d(.|\n)*\n0 requests went otherwise",
     ),
-    "bench_startup.py": Run(
-        f"{ROOT}/asyncllm/demo/model --runs 1 --device cpu",
-        r"empty kernel cache.*\n +\d+\.\d\d \| +\d(.|\n)*full kernel cache.*\n +\d.*import \d",
-    ),
     "embeddings.py": Run("", r"^ *0\.\d+  (What is 27 \+ 45|How much is)"),
     "openai_client.py": Run("{url}/llm/v1", "27 [+] 45 = 72"),
     "quickstart.py": Run("", "72(.|\n)*tenalp"),

@@ -185,7 +185,7 @@ def replay(path: Path) -> Replayed:
 
 
 def unchecked(data: bytes) -> bytes:
-    """The same trace in the format without checksums."""
+    """A trace, rewritten in the format without checksums."""
     places = find_parts(data, len(MAGIC) + 1).places
     header, *events = (data[first:end] for first, end in places)
     begin = MAGIC + bytes([UNCHECKED_FORMAT]) + len(header).to_bytes(4, "little")

@@ -103,7 +103,7 @@ class Tiers:
         return torch.cat([part.flatten(1) for part in self._parts()], dim=1).cpu()
 
     def host_bits(self) -> Tensor:
-        """The same of the host tier; only once its copies have landed."""
+        """All bits of the host tier's pages; only once its copies are done."""
         return self.host.storage.view(torch.uint8).clone()
 
     def wait_for_copies(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import itertools
 import json
 import re
@@ -17,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 import aiohttp
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    pass
 
 #: Seconds for one thing to happen on a busy machine.
 PATIENCE = 15.0
@@ -248,13 +247,6 @@ class Tab:
         down = "keyDown" if character else "rawKeyDown"
         self.call("Input.dispatchKeyEvent", type=down, text=character, modifiers=modifiers, **same)
         self.call("Input.dispatchKeyEvent", type="keyUp", modifiers=modifiers, **same)
-
-    def picture(self, path: Path) -> None:
-        """A screenshot, as PNG or WebP."""
-        # PNG has no quality to choose.
-        quality = {} if path.suffix == ".png" else {"quality": 85}
-        shot = self.call("Page.captureScreenshot", format=path.suffix[1:], **quality)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
 
 def _address(stderr: IO[str]) -> str:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from asyncllm.engine.stats import FINE_BUCKETS, Distribution, EngineStats
-from asyncllm.lab.bench.scrape import figures, parse, quantile
+from asyncllm.lab.bench.server import figures, parse, quantile
 from asyncllm.server.metrics import engine
 from asyncllm.server.metrics.metric import write
 from asyncllm.wire.messages import StepResult
