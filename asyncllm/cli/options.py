@@ -179,7 +179,7 @@ def _fields(struct: type[msgspec.Struct]) -> tuple[_Field, ...]:
     found = []
     for field in msgspec.structs.fields(struct):
         kind, extras = type_of(hints[field.name])
-        [meta] = [extra for extra in extras if isinstance(extra, Meta)] or [Meta()]
+        [meta] = [e for e in extras if isinstance(e, Meta) and e.description] or [Meta()]
         text = meta.description or ""
         found.append(_Field(field.name, kind, field.default, text, **(meta.extra or {})))
     return tuple(found)
@@ -237,27 +237,12 @@ def _default_note(default: Any) -> str:
     return f" (default: {shown})"
 
 
-_HELP = {
-    "max_tokens": "most tokens to generate; by default 256, in chats as many as fit the context",
-    "temperature": "randomness; 0 always takes the likeliest token",
-    "top_p": "sample from the likeliest tokens that together have this probability; 1 is off",
-    "top_k": "sample from this many of the likeliest tokens; 0 is off",
-    "min_p": "drop tokens whose probability is below this share of the likeliest token's; 0 is off",
-    "presence_penalty": "make tokens less likely that were already generated, -2 to 2; 0 is off",
-    "frequency_penalty": "as --presence-penalty, once for each time a token was used; 0 is off",
-    "repetition_penalty": "above 1, make tokens of prompt and answer less likely; 1 is off",
-    "stop": "text that ends the answer; may be repeated",
-    "seed": "number that makes sampling repeatable",
-    "ignore_eos": "do not stop at the model's end-of-sequence tokens",
-}
-
-
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Options for the fields of SamplingParams that make sense for a whole run."""
+    """Options for the fields of SamplingParams that have a description."""
     group = parser.add_argument_group("sampling, as the model recommends by default")
-    hints = get_type_hints(SamplingParams)
-    for name, text in _HELP.items():
-        add_option(group, name, hints[name], text)
+    for field in _fields(SamplingParams):
+        if field.text:
+            add_option(group, field.name, field.kind, field.text)
 
 
 def check_sampling_options(args: argparse.Namespace) -> None:

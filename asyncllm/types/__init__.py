@@ -24,6 +24,7 @@ from asyncllm.types.params import MAX_STOP_LENGTH as MAX_STOP_LENGTH
 from asyncllm.types.params import MAX_STOP_STRINGS as MAX_STOP_STRINGS
 from asyncllm.types.params import Int32 as Int32
 from asyncllm.types.params import Int64 as Int64
+from asyncllm.types.params import LogitParams as LogitParams
 from asyncllm.types.params import Reasoning as Reasoning
 from asyncllm.types.params import SamplingParams as SamplingParams
 from asyncllm.types.params import SchedulingParams as SchedulingParams

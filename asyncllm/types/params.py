@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from asyncllm.errors import BadRequest
-from asyncllm.types.validate import check_fields
+from asyncllm.types.validate import bounds, check_fields
 
 MAX_STOP_STRINGS = 32
 #: Characters of all stop strings together: each new token's text is compared with each of them.
@@ -20,8 +20,28 @@ MAX_BAD_WORD_LENGTH = 256
 #: A day: the longest ``cache_ttl_s`` that any server can allow.
 MAX_CACHE_TTL = 86_400
 
-Int32 = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
+_INT32 = Meta(ge=-(2**31), lt=2**31)
+Int32 = Annotated[int, _INT32]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+
+# Requests over HTTP have fields of these types, too.
+Temperature = Annotated[float, bounds(0, 100)]
+TopP = Annotated[float, bounds(0, 1, "greater than 0 and at most 1", is_open=True)]
+TopK = Annotated[int, bounds(-1, 2**31 - 1, "-1, 0 or positive")]
+MinP = Annotated[float, bounds(0, 1)]
+Penalty = Annotated[float, bounds(-2, 2)]
+#: Less would make logits infinite.
+RepetitionPenalty = Annotated[float, bounds(0.01, 100)]
+MinTokens = Annotated[int, bounds(0, 2**31 - 1, "at least 0")]
+Priority = Annotated[int, bounds(-10, 10)]
+Milliseconds = Annotated[float, bounds(0, 86_400_000, "positive and at most a day", is_open=True)]
+CacheTtl = Annotated[float, bounds(0, MAX_CACHE_TTL, "at least 0 and at most a day")]
+_Logprobs = Annotated[int, bounds(0, MAX_LOGPROBS)]
+
+
+def _help(text: str) -> Meta:
+    """Makes a field an option of the commands that generate."""
+    return Meta(description=text)
 
 
 class Reasoning(msgspec.Struct, frozen=True):
@@ -54,7 +74,39 @@ class Reasoning(msgspec.Struct, frozen=True):
         check_fields(self, "reasoning")
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+class LogitParams(msgspec.Struct, frozen=True, kw_only=True):
+    """The numbers of ``SamplingParams`` that reach the sampler as they are."""
+
+    temperature: Annotated[Temperature, _help("randomness; 0 always takes the likeliest token")] = (
+        1.0
+    )
+    top_p: Annotated[
+        TopP,
+        _help("sample from the likeliest tokens that together have this probability; 1 is off"),
+    ] = 1.0
+    top_k: Annotated[
+        TopK, _INT32, _help("sample from this many of the likeliest tokens; 0 is off")
+    ] = 0
+    min_p: Annotated[
+        MinP,
+        _help(
+            "drop tokens whose probability is below this share of the likeliest token's; 0 is off"
+        ),
+    ] = 0.0
+    presence_penalty: Annotated[
+        Penalty,
+        _help("make tokens less likely that were already generated, -2 to 2; 0 is off"),
+    ] = 0.0
+    frequency_penalty: Annotated[
+        Penalty, _help("as --presence-penalty, once for each time a token was used; 0 is off")
+    ] = 0.0
+    repetition_penalty: Annotated[
+        RepetitionPenalty,
+        _help("above 1, make tokens of prompt and answer less likely; 1 is off"),
+    ] = 1.0
+
+
+class SamplingParams(LogitParams, frozen=True, kw_only=True):
     """How to choose tokens and when to stop.
 
     Attributes:
@@ -93,46 +145,33 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         BadRequest: a value is of the wrong type or out of range; ``param`` names it.
     """
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: Int32 = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
     logit_bias: dict[Int32, float] | None = None
     allowed_token_ids: tuple[Int32, ...] | None = None
     bad_words: tuple[str | tuple[Int32, ...], ...] = ()
     grammar: Any = None
     reasoning: Reasoning | None = None
-    max_tokens: Int32 | None = None
-    min_tokens: Int32 = 0
-    stop: tuple[str, ...] = ()
+    max_tokens: Annotated[
+        Int32 | None,
+        bounds(0, 2**31 - 1, "at least 0"),
+        _help("most tokens to generate; by default 256, in chats as many as fit the context"),
+    ] = None
+    min_tokens: Annotated[MinTokens, _INT32] = 0
+    stop: Annotated[tuple[str, ...], _help("text that ends the answer; may be repeated")] = ()
     stop_token_ids: tuple[Int32, ...] = ()
-    ignore_eos: bool = False
+    ignore_eos: Annotated[bool, _help("do not stop at the model's end-of-sequence tokens")] = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     shown_special_tokens: tuple[Int32, ...] = ()
-    seed: Int64 | None = None
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    seed: Annotated[Int64 | None, _help("number that makes sampling repeatable")] = None
+    logprobs: _Logprobs | None = None
+    prompt_logprobs: _Logprobs | None = None
 
     def __post_init__(self) -> None:
         stop: object = self.stop
         if isinstance(stop, str):
             msgspec.structs.force_setattr(self, "stop", (stop,))
         check_fields(self)
-        _check(0 <= self.temperature <= 100, "temperature", "between 0 and 100")
-        _check(0 < self.top_p <= 1, "top_p", "greater than 0 and at most 1")
-        _check(self.top_k >= -1, "top_k", "-1, 0 or positive")
-        _check(0 <= self.min_p <= 1, "min_p", "between 0 and 1")
-        _check(-2 <= self.presence_penalty <= 2, "presence_penalty", "between -2 and 2")
-        _check(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "between -2 and 2")
-        # Less would make logits infinite.
-        _check(0.01 <= self.repetition_penalty <= 100, "repetition_penalty", "between 0.01 and 100")
         self._check_constraints()
-        _check(self.max_tokens is None or self.max_tokens >= 0, "max_tokens", "at least 0")
-        _check(self.min_tokens >= 0, "min_tokens", "at least 0")
         _check(
             self.max_tokens is None or self.min_tokens <= self.max_tokens,
             "min_tokens",
@@ -143,10 +182,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         _check(length <= MAX_STOP_LENGTH, "stop", f"at most {MAX_STOP_LENGTH} characters in all")
         _check(all(self.stop), "stop", "made of non-empty strings")
         _check(all(t >= 0 for t in self.stop_token_ids), "stop_token_ids", "made of token ids")
-        for name in ("logprobs", "prompt_logprobs"):
-            wanted = getattr(self, name)
-            ok = wanted is None or 0 <= wanted <= MAX_LOGPROBS
-            _check(ok, name, f"between 0 and {MAX_LOGPROBS}")
 
     def _check_constraints(self) -> None:
         bias, words = self.logit_bias or {}, self.bad_words
@@ -189,27 +224,16 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True):
         BadRequest: a value is of the wrong type or out of range; ``param`` names it.
     """
 
-    priority: Int32 = 0
-    deadline_ms: float | None = None
+    priority: Annotated[Priority, _INT32] = 0
+    deadline_ms: Milliseconds | None = None
     tenant: str = ""
     cache_salt: str = ""
-    cache_ttl_s: float | None = None
+    cache_ttl_s: CacheTtl | None = None
     isolated: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
-        _check(-10 <= self.priority <= 10, "priority", "between -10 and 10")
-        _check(
-            self.deadline_ms is None or 0 < self.deadline_ms <= 86_400_000,
-            "deadline_ms",
-            "positive and at most a day",
-        )
         _check(len(self.cache_salt) <= 1024, "cache_salt", "at most 1024 characters")
-        _check(
-            self.cache_ttl_s is None or 0 <= self.cache_ttl_s <= MAX_CACHE_TTL,
-            "cache_ttl_s",
-            "at least 0 and at most a day",
-        )
 
     @property
     def salt(self) -> bytes:

@@ -11,11 +11,14 @@ from functools import cache
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, get_args, get_origin
 
 import msgspec
+from msgspec import Meta
 
 from asyncllm.errors import BadRequest
 
 T = TypeVar("T")
 
+#: What msgspec checks of ``Meta``.
+_BOUNDS: Final = ("gt", "ge", "lt", "le", "multiple_of", "pattern", "min_length", "max_length")
 #: An IPv6 address is in brackets.
 _TCP_ENDPOINT: Final = re.compile(r"tcp://(?:\*|[\w.-]+|\[[\da-fA-F:.]+\]):(\d{1,5})")
 
@@ -35,6 +38,24 @@ class Range(NamedTuple):
         else:
             return
         raise BadRequest(f"{name} must be {wrong}, not {value}", param=name)
+
+
+def bounds(least: float, most: float, expected: str = "", *, is_open: bool = False) -> Meta:
+    """A rule as ``Range``, which the description of the HTTP API has, too.
+
+    msgspec does not check it, as its message would tell one bound only.
+
+    Args:
+        expected: both bounds in words, for errors.
+    """
+    words = expected or f"between {least} and {most}"
+
+    def check(name: str, value: float) -> None:
+        if not least <= value <= most or (is_open and value == least):
+            raise BadRequest(f"{name} must be {words}", param=name)
+
+    lower = "exclusiveMinimum" if is_open else "minimum"
+    return Meta(extra_json_schema={lower: least, "maximum": most}, extra={"rule": check})
 
 
 class Form(NamedTuple):
@@ -70,27 +91,35 @@ def type_of(hint: Any) -> tuple[Any, list[Any]]:
 
 
 class _Field(NamedTuple):
+    """``plain`` is the type of values that msgspec has nothing to check of."""
+
     name: str
     type: Any
+    plain: Any
     default: Any
     rules: list[Callable[[str, Any], None]]
 
 
 @cache
 def _fields(kind: type[msgspec.Struct]) -> tuple[_Field, ...]:
-    return tuple(
-        _Field(field.encode_name, field.type, field.default, list(filter(callable, extras)))
-        for field in msgspec.structs.fields(kind)
-        for extras in [type_of(field.type)[1]]
-    )
+    found = []
+    for field in msgspec.structs.fields(kind):
+        plain, extras = type_of(field.type)
+        metas = [extra for extra in extras if isinstance(extra, Meta)]
+        rules = [extra for extra in extras if callable(extra)]
+        rules += [meta.extra["rule"] for meta in metas if meta.extra and "rule" in meta.extra]
+        if any(getattr(meta, bound) is not None for meta in metas for bound in _BOUNDS):
+            plain = None
+        found.append(_Field(field.encode_name, field.type, plain, field.default, rules))
+    return tuple(found)
 
 
 def check_fields(struct: msgspec.Struct, where: str = "") -> None:
     """Check every field against its annotation, with the bounds in ``Meta``, and by its rules.
 
-    A rule is what else ``Annotated`` has that can be called, with name and value. Values that
-    msgspec can convert (a list for a tuple, a Decimal for a float) are converted in place. Defaults
-    are not checked, to save time.
+    A rule is what else ``Annotated`` has that can be called, with name and value, or ``bounds``.
+    Values that msgspec can convert (a list for a tuple, a Decimal for a float) are converted in
+    place. Defaults are not checked, to save time.
 
     Args:
         where: the field of another struct that holds this one; errors name it.
@@ -98,11 +127,11 @@ def check_fields(struct: msgspec.Struct, where: str = "") -> None:
     Raises:
         BadRequest: a value does not fit; ``param`` names the field.
     """
-    for name, kind, default, rules in _fields(type(struct)):
+    for name, kind, plain, default, rules in _fields(type(struct)):
         value = getattr(struct, name)
         if value is default:
             continue
-        if type(value) is not kind:
+        if type(value) is not plain:
             try:
                 converted = msgspec.convert(value, kind)
             except msgspec.ValidationError as error:

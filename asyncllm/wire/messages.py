@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from asyncllm.errors import BadRequest
-from asyncllm.types import Reasoning
+from asyncllm.types import LogitParams, Reasoning
 
 #: ``StepResult.tokens`` of a row that samples nothing (a prompt chunk that is not the last).
 NO_TOKEN = -1
@@ -43,25 +43,17 @@ class Constraints(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reasoning: Reasoning | None = None
 
 
-class RowParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class RowParams(LogitParams, frozen=True, kw_only=True, array_like=True, gc=False):
     """The part of SamplingParams that acts on logits, with every default resolved.
 
-    ``seed`` is always set; ``logprobs`` is -1 for none. Until the sequence has ``min_length``
-    tokens, prompt included, the tokens in ``stop_ids`` are not sampled, unless a grammar allows
-    nothing else.
+    ``logprobs`` is -1 for none. Until the sequence has ``min_length`` tokens, prompt included, the
+    tokens in ``stop_ids`` are not sampled, unless a grammar allows nothing else.
     """
 
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    seed: int
-    logprobs: int
-    min_length: int
-    stop_ids: tuple[int, ...]
+    seed: int = 0
+    logprobs: int = -1
+    min_length: int = 0
+    stop_ids: tuple[int, ...] = ()
     constraints: Constraints | None = None
 
 

@@ -94,7 +94,7 @@ def test_greedy_takes_the_first_of_equal_scores() -> None:
     logits = torch.zeros(4, VOCAB, device="cuda", dtype=torch.bfloat16)
     logits[1, [411, 412, 50000]] = 2.0
     sampler = Sampler(4, VOCAB, CudaDevice())
-    greedy = RowParams(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, 0, ())
+    greedy = RowParams(temperature=0.0)
     for slot in range(4):
         sampler.admit(slot, greedy, np.empty(0, dtype=np.int32), 0)
     with no_waiting():

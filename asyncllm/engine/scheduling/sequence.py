@@ -10,7 +10,7 @@ from asyncllm.engine.cache.node import Node
 from asyncllm.engine.pooling import PooledParams
 from asyncllm.engine.scheduling.timeline import Timeline
 from asyncllm.engine.token_constraints import PreparedParams
-from asyncllm.types import SamplingParams, SchedulingParams
+from asyncllm.types import LogitParams, SamplingParams, SchedulingParams
 from asyncllm.wire.messages import RowParams
 
 FOREVER = float("inf")
@@ -142,13 +142,7 @@ class Sequence:
         )
         self.surely_full = (not self.stop_ids and not params.stop) or params.max_tokens == 0
         self.row_params = RowParams(
-            temperature=params.temperature,
-            top_k=max(params.top_k, 0),
-            top_p=params.top_p,
-            min_p=params.min_p,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            repetition_penalty=params.repetition_penalty,
+            **{name: getattr(params, name) for name in LogitParams.__struct_fields__},
             seed=seed,
             logprobs=-1 if params.logprobs is None else params.logprobs,
             min_length=len(prompt) + params.min_tokens,

@@ -18,24 +18,23 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from msgspec.structs import replace
 
 from asyncllm.attention.base import AttentionBackend
 from asyncllm.errors import ModelError
 from asyncllm.executor.device import Device
 from asyncllm.executor.memory.kv_pool import KVPool
 from asyncllm.executor.memory.limits import gib
+from asyncllm.executor.sampling.needs import costly_params
 from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.executor.step.eager import EagerForward
 from asyncllm.executor.step.inputs import StepRows
 from asyncllm.executor.step.slots import SlotTable
-from asyncllm.kernels.scores import mask_width
 from asyncllm.models.base import CausalLM
 from asyncllm.models.first_layers import first_layers
 from asyncllm.models.spec import ModelSpec
-from asyncllm.wire.messages import Admit, Constraints, RowParams, pack
+from asyncllm.wire.messages import Admit, RowParams, pack
 
-_GREEDY = RowParams(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, 0, ())
+_GREEDY = RowParams(temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +136,7 @@ def largest_steps(
     Every row samples, with parameters that need every sampling kernel: all at once in some rows,
     and one at a time in others, whose scores then change in the dtype of the logits.
     """
-    kinds = _costly(vocab_size)
+    kinds = costly_params(vocab_size)
     few = min(-(-size.tokens // size.row_tokens), size.rows)
     for rows in dict.fromkeys((few, size.rows)):
         q_len = max(min(size.tokens // rows, size.row_tokens), 1)
@@ -167,23 +166,3 @@ def _rows(count: int, q_len: int) -> np.ndarray:
     rows[:] = 0, 0, q_len
     rows[:, 0] = np.arange(count)
     return rows
-
-
-def _costly(vocab_size: int) -> tuple[RowParams, ...]:
-    """Biases, penalties, bans, sorting for top-p, min-p and logprobs: all at once, then apart."""
-    everything = RowParams(
-        temperature=1.0,
-        top_k=0,
-        top_p=0.9,
-        min_p=0.01,
-        presence_penalty=0.1,
-        frequency_penalty=0.1,
-        repetition_penalty=1.1,
-        seed=0,
-        logprobs=min(20, vocab_size),
-        min_length=2**30,
-        stop_ids=(0,),
-        constraints=Constraints(pack([0]), bytes(4), bytes(4 * mask_width(vocab_size))),
-    )
-    masked = Constraints(mask=bytes(4 * mask_width(vocab_size)))
-    return everything, replace(everything, constraints=None), replace(_GREEDY, constraints=masked)

@@ -6,9 +6,11 @@ from enum import IntEnum
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from asyncllm.executor.sampling.constraints import is_dynamic, is_masked
-from asyncllm.wire.messages import Constraints, RowParams
+from asyncllm.kernels.scores import mask_width
+from asyncllm.wire.messages import Constraints, RowParams, pack
 
 
 class Need:
@@ -56,6 +58,27 @@ def needs_of(params: RowParams, vocab_size: int) -> int:
     if params.logprobs >= 0:
         needs |= Need.LOGPROBS
     return needs
+
+
+def costly_params(vocab_size: int) -> tuple[RowParams, ...]:
+    """Parameters that take the most memory: all needs at once, then apart.
+
+    These are biases, penalties, bans, sorting for top-p, min-p and logprobs.
+    """
+    everything = RowParams(
+        top_p=0.9,
+        min_p=0.01,
+        presence_penalty=0.1,
+        frequency_penalty=0.1,
+        repetition_penalty=1.1,
+        logprobs=min(20, vocab_size),
+        min_length=2**30,
+        stop_ids=(0,),
+        constraints=Constraints(pack([0]), bytes(4), bytes(4 * mask_width(vocab_size))),
+    )
+    masked = Constraints(mask=bytes(4 * mask_width(vocab_size)))
+    masked_only = RowParams(temperature=0.0, constraints=masked)
+    return everything, replace(everything, constraints=None), masked_only
 
 
 def draw_level(needs: np.ndarray) -> Level:

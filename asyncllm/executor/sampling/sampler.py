@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from asyncllm.executor.sampling.token_constraint import Grammars
 
 _SMALLEST = float(np.finfo(np.float32).tiny)
+#: Fields of RECORD, after the stream.
+_NUMBERS = [field[0] for field in RECORD.descr[1:]]
 _PENDING = np.dtype([("slot", "<i8"), ("record", RECORD)])
 #: Rows whose scores are changed at once, in float32.
 _GROUP = 32
@@ -125,13 +127,10 @@ class Sampler:
         self._min_length[slot] = params.min_length if bans_stops else 0
         self._stop_ids[slot] = stop_ids[stop_ids < self._vocab_size]
         self._num_logprobs[slot] = params.logprobs
-        self._pending[slot] = (
-            params.seed,
-            max(params.temperature, _SMALLEST) if needs & Need.DRAW else 0.0,
-            params.top_p,
-            params.min_p,
-            params.top_k if 0 < params.top_k < self._vocab_size else 0,
-        )
+        record = {name: getattr(params, name) for name in _NUMBERS}
+        record["temperature"] = max(params.temperature, _SMALLEST) if needs & Need.DRAW else 0.0
+        record["top_k"] = params.top_k if 0 < params.top_k < self._vocab_size else 0
+        self._pending[slot] = (params.seed, *record.values())
         sizes = self._num_slots, self._vocab_size
         if needs & Need.MASK:
             self._masks = self._masks or MaskTable(*sizes, self._device, self._dynamic)

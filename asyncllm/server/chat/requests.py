@@ -15,11 +15,22 @@ from msgspec import Meta
 from asyncllm.types import (
     MAX_BAD_WORD_LENGTH,
     MAX_BAD_WORDS,
-    MAX_CACHE_TTL,
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
+)
+from asyncllm.types.params import (
+    CacheTtl,
+    Milliseconds,
+    MinP,
+    MinTokens,
+    Penalty,
+    Priority,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopP,
 )
 
 # What reaches the executor is int32 there.
@@ -39,21 +50,11 @@ def _says(**schema: Any) -> Meta:
 NOT_EMPTY: Final = _says(minItems=1)
 Text = Annotated[str, _says(minLength=1)]
 
-# The bounds of SamplingParams and SchedulingParams; a test holds them together.
-Temperature = Annotated[float, _says(minimum=0, maximum=100)]
-TopP = Annotated[float, _says(exclusiveMinimum=0, maximum=1)]
-TopK = Annotated[int, _says(minimum=-1, maximum=2**31 - 1)]
-MinP = Annotated[float, _says(minimum=0, maximum=1)]
-Penalty = Annotated[float, _says(minimum=-2, maximum=2)]
-RepetitionPenalty = Annotated[float, _says(minimum=0.01, maximum=100)]
-MinTokens = Annotated[int, _says(minimum=0, maximum=2**31 - 1)]
+# Checked by SamplingParams; a test holds the bounds together.
 Seed = Annotated[int, _says(minimum=-(2**63), maximum=2**63 - 1)]
 StopText = Annotated[str, _says(minLength=1, maxLength=MAX_STOP_LENGTH)]
 StopStrings = Annotated[list[StopText], _says(maxItems=MAX_STOP_STRINGS)]
 Bias = Annotated[float, _says(minimum=-100, maximum=100)]
-Priority = Annotated[int, _says(minimum=-10, maximum=10)]
-Milliseconds = Annotated[float, _says(exclusiveMinimum=0, maximum=86_400_000)]
-CacheTtl = Annotated[float, _says(minimum=0, maximum=MAX_CACHE_TTL)]
 
 #: Where ``/openapi.json`` keeps the schemas.
 COMPONENTS: Final = "#/components/schemas/"

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from asyncllm.errors import BadRequest
+from asyncllm.server.chat.requests import GeneratingFields
 from asyncllm.server.chat.structured import blame, grammar_of
 from asyncllm.server.streaming.delivery import Job
+from asyncllm.types import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncllm.server.chat.requests import GeneratingFields, StructureFields
+    from asyncllm.server.chat.requests import StructureFields
     from asyncllm.server.model import Model
-    from asyncllm.types import SamplingParams, SchedulingParams
+    from asyncllm.types import SchedulingParams
 
-_SAME_NAME = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "min_tokens",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "skip_special_tokens",
+_SAME_NAME: Final = tuple(
+    name for name in GeneratingFields.__struct_fields__ if name in SamplingParams.__struct_fields__
 )
 
 
@@ -48,20 +38,10 @@ def sampling_params(
         BadRequest: a value is out of range.
     """
     given = {name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None}
-    if body.stop is not None:
-        given["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
-    for name in ("stop_token_ids", "allowed_token_ids", "bad_words"):
-        if (value := getattr(body, name)) is not None:
-            given[name] = tuple(value)
     if (grammar := grammar_of(body)) is not None:
         given["grammar"] = grammar
-    return msgspec.structs.replace(
-        defaults,
-        **given,
-        max_tokens=max_tokens,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-    )
+    limits = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    return msgspec.structs.replace(defaults, **given | limits)
 
 
 async def fan_out(

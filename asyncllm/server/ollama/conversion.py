@@ -26,14 +26,10 @@ NAMES: Final = {
     "response_format": "format",
 }
 _NO_TIME: Final = re.compile(r"0|(?:0+(?:\.0*)?(?:h|m|s|ms|us|µs|ns))+")
-_SAME_NAME: Final = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "stop",
-    "presence_penalty",
-    "frequency_penalty",
+_SAME_NAME: Final = tuple(
+    name
+    for name in requests.OllamaOptions.__struct_fields__
+    if name in ChatRequest.__struct_fields__
 )
 
 

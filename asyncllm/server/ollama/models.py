@@ -12,9 +12,10 @@ from asyncllm.errors import EngineDead, NotFound
 from asyncllm.server.http.answer import json_response
 from asyncllm.server.ollama import schemas
 from asyncllm.server.ollama.reply import timestamp
-from asyncllm.server.ollama.requests import OllamaShowRequest
+from asyncllm.server.ollama.requests import OllamaOptions, OllamaShowRequest
 from asyncllm.server.page.files import PAGE, wants_page
 from asyncllm.server.service import SERVICE, Service
+from asyncllm.types.sampling_defaults import SamplingDefaults
 
 if TYPE_CHECKING:
     from asyncllm.types import SamplingParams
@@ -142,11 +143,8 @@ def _family(service: Service) -> str:
 
 def _parameters(defaults: SamplingParams) -> str:
     """The sampling defaults in Ollama's format."""
-    named = {
-        "temperature": defaults.temperature,
-        "top_k": defaults.top_k,
-        "top_p": defaults.top_p,
-        "min_p": defaults.min_p,
-        "repeat_penalty": defaults.repetition_penalty,
-    }
+    known = OllamaOptions.__struct_fields__
+    same = [name for name in known if name in SamplingDefaults.__struct_fields__]
+    named = {name: getattr(defaults, name) for name in same}
+    named["repeat_penalty"] = defaults.repetition_penalty
     return "\n".join(f"{name} {value}" for name, value in named.items())

@@ -11,16 +11,12 @@ from asyncllm.server.chat.requests import (
     COMPONENTS,
     Count,
     Logprobs,
-    MinP,
-    Penalty,
     Seed,
     StopStrings,
-    Temperature,
     Text,
     ToolFunction,
-    TopK,
-    TopP,
 )
+from asyncllm.types.params import MinP, Penalty, Temperature, TopK, TopP
 
 #: Seconds, or a duration such as "5m".
 KeepAlive = float | str

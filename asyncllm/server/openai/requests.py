@@ -9,18 +9,16 @@ import msgspec
 from asyncllm.server.chat.requests import (
     NOT_EMPTY,
     CacheSalt,
-    CacheTtl,
     Count,
     KeptTokens,
     Logprobs,
-    Milliseconds,
     OpenAIFields,
-    Priority,
     Text,
     TokenBudget,
     TokenId,
 )
 from asyncllm.types import Pooling
+from asyncllm.types.params import CacheTtl, Milliseconds, Priority
 
 #: One text, several, the token ids of one, or of several.
 Prompts = Text | Annotated[list[Text | TokenId | list[TokenId]], NOT_EMPTY]

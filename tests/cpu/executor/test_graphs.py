@@ -32,8 +32,8 @@ from asyncllm.wire.messages import Admit, RowParams, StepPlan, pack
 from tests.cpu.executor.test_padded_steps import PAGE_SIZE, SLOTS, prepared
 from tests.support.engine.scheduling import limits
 
-GREEDY = RowParams(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, 0, ())
-LOGPROBS = RowParams(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, 2, 0, ())
+GREEDY = RowParams(temperature=0.0)
+LOGPROBS = RowParams(temperature=0.0, logprobs=2)
 VOCAB_SIZE = 384  # of tiny models
 DECODES = [(slot, 20 + slot, 1) for slot in range(5)]
 MIXED = [(0, 20, 1), (1, 25, 1), (2, 0, 20), (3, 4, 9)]

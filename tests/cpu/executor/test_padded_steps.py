@@ -29,7 +29,7 @@ from asyncllm.models.spec import read_spec
 from asyncllm.wire.messages import Admit, RowParams
 
 PAGE_SIZE, NUM_PAGES, SLOTS, MAX_PAGES = 4, 64, 6, 10
-PARAMS = RowParams(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, 0, ())
+PARAMS = RowParams(temperature=0.0)
 
 
 class TensorPlanned(SdpaBackend):

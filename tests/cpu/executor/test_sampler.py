@@ -17,7 +17,7 @@ from asyncllm.kernels.random_streams import stream_of, uniforms
 from asyncllm.kernels.sampling import MAX_SELECT, TILE, cut_offs, keep_from, pick
 from asyncllm.wire.messages import BAD_TOKEN, RowParams
 from tests.support.kernels.distributions import check_distribution, distribution
-from tests.support.models.constraining import plain_params, unpacked
+from tests.support.models.constraining import unpacked
 
 NO_TOKENS = np.empty(0, dtype=np.int32)
 
@@ -39,7 +39,7 @@ def sample_all(sampler: Sampler, logits: Tensor, position: int = 0) -> list[int]
 def test_parameters_outlast_a_failed_upload(monkeypatch: pytest.MonkeyPatch) -> None:
     device = CpuDevice()
     sampler = Sampler(1, 50, device)
-    sampler.admit(0, plain_params(temperature=5.0, seed=3), NO_TOKENS, 0)
+    sampler.admit(0, RowParams(temperature=5.0, seed=3), NO_TOKENS, 0)
 
     def fail(array: np.ndarray) -> Tensor:
         raise RuntimeError("out of pinned memory")
@@ -50,7 +50,7 @@ def test_parameters_outlast_a_failed_upload(monkeypatch: pytest.MonkeyPatch) -> 
             sampler.flush()
     logits = torch.linspace(0, 1, 50).unsqueeze(0)
     drawn = [sample_all(sampler, logits, position) for position in range(20)]
-    expected = make_sampler(50, plain_params(temperature=5.0, seed=3))
+    expected = make_sampler(50, RowParams(temperature=5.0, seed=3))
     assert drawn == [sample_all(expected, logits, position) for position in range(20)]
     assert len({tokens[0] for tokens in drawn}) > 5  # the temperature has arrived
 
@@ -79,7 +79,7 @@ def test_distribution(filters: dict[str, Any], vocab_size: int) -> None:
     logits = (rng.normal(size=vocab_size) * 2).astype(np.float32)
     slots, steps = 1500, 12
     seeds = rng.integers(-(2**63), 2**63, size=slots, dtype=np.int64)
-    sampler = make_sampler(vocab_size, *(plain_params(seed=int(s), **filters) for s in seeds))
+    sampler = make_sampler(vocab_size, *(RowParams(seed=int(s), **filters) for s in seeds))
     rows = torch.from_numpy(logits).expand(slots, -1)
     tokens = [t for step in range(steps) for t in sample_all(sampler, rows, step)]
     expected = distribution(logits.astype(np.float64), **filters)
@@ -101,7 +101,7 @@ def test_filters_treat_ties_alike() -> None:
     logits = torch.tensor([[1.0, 5.0, 5.0, 1.0, 5.0]])
     kinds: list[dict[str, Any]] = [{"top_k": 2}, {"top_p": 0.5}]
     for filters in kinds:
-        params = [plain_params(seed=seed, **filters) for seed in range(200)]
+        params = [RowParams(seed=seed, **filters) for seed in range(200)]
         tokens = sample_all(make_sampler(5, *params), logits.expand(200, -1))
         assert set(tokens) == {1, 2, 4}
 
@@ -170,7 +170,7 @@ def test_top_p_stops_when_it_is_reached() -> None:
 def test_bfloat16_logits_are_computed_in_float32() -> None:
     torch.manual_seed(0)
     logits = (torch.randn(1, 500) * 4).bfloat16().expand(400, -1)
-    params = [plain_params(seed=seed) for seed in range(400)]
+    params = [RowParams(seed=seed) for seed in range(400)]
     tokens = sample_all(make_sampler(500, *params), logits)
     assert tokens == sample_all(make_sampler(500, *params), logits.float())
 
@@ -179,7 +179,7 @@ def varied_params(seed: int, count: int) -> list[RowParams]:
     """Sampling parameters of all kinds, mixed."""
     rng = np.random.default_rng(seed)
     return [
-        plain_params(
+        RowParams(
             temperature=float(rng.choice([0.0, 0.3, 1.0, 2.0])),
             top_k=int(rng.choice([0, 0, 1, 5, 40, 200])),
             top_p=float(rng.choice([1.0, 1.0, 0.5, 0.9])),
@@ -235,7 +235,7 @@ def test_penalties_step_by_step_and_after_preemption(seed: int) -> None:
     rng = np.random.default_rng(seed)
     vocab_size, num_slots, steps = 12, 6, 25
     params = [
-        plain_params(
+        RowParams(
             temperature=0.0,
             presence_penalty=float(rng.uniform(-1, 2)),
             frequency_penalty=float(rng.uniform(-0.2, 0.5)),
@@ -243,7 +243,7 @@ def test_penalties_step_by_step_and_after_preemption(seed: int) -> None:
         )
         for _ in range(4)
     ]
-    params.append(plain_params(temperature=0.0))
+    params.append(RowParams(temperature=0.0))
     prompts = [rng.integers(vocab_size, size=5).tolist() for _ in params]
     generated: list[list[int]] = [[] for _ in params]
     sampler = Sampler(num_slots, vocab_size, CpuDevice())
@@ -263,7 +263,7 @@ def test_penalties_step_by_step_and_after_preemption(seed: int) -> None:
 
 
 def test_penalised_sampling_survives_preemption() -> None:
-    params = plain_params(presence_penalty=0.8, repetition_penalty=1.2, seed=5)
+    params = RowParams(presence_penalty=0.8, repetition_penalty=1.2, seed=5)
     prompt = np.arange(4, dtype=np.int32)
     torch.manual_seed(0)
     logits = torch.randn(30, 1, 50)
@@ -287,14 +287,14 @@ def test_penalised_sampling_survives_preemption() -> None:
 
 def test_known_tokens_without_a_logit_are_ignored() -> None:
     sampler = Sampler(1, 4, CpuDevice())
-    params = plain_params(temperature=0.0, presence_penalty=1.0, repetition_penalty=2.0)
+    params = RowParams(temperature=0.0, presence_penalty=1.0, repetition_penalty=2.0)
     sampler.admit(0, params, np.array([9, 3, 8, 2], dtype=np.int32), 2)
     logits = torch.tensor([[1.0, 1.2, 2.5, 2.0]])
     assert sample_all(sampler, logits) == [1]
 
 
 def test_bad_tokens_are_not_counted() -> None:
-    sampler = make_sampler(2, plain_params(temperature=0.0, presence_penalty=1.0))
+    sampler = make_sampler(2, RowParams(temperature=0.0, presence_penalty=1.0))
     assert sample_all(sampler, torch.full((1, 2), math.nan)) == [BAD_TOKEN]
     assert sample_all(sampler, torch.tensor([[1.0, 0.5]])) == [0]
     assert sample_all(sampler, torch.tensor([[1.0, 0.5]])) == [1]
@@ -304,10 +304,10 @@ def test_min_length_bans_stop_tokens() -> None:
     logits = torch.tensor([[5.0, 4.0, 3.0, 2.0, 1.0]]).expand(4, -1)
     sampler = make_sampler(
         5,
-        plain_params(temperature=0.0, min_length=10, stop_ids=(0, 2, 99)),
-        plain_params(temperature=0.0, min_length=10, stop_ids=(1,)),
-        plain_params(top_k=2, min_length=12, stop_ids=(0, 1, 2)),
-        plain_params(temperature=0.0),
+        RowParams(temperature=0.0, min_length=10, stop_ids=(0, 2, 99)),
+        RowParams(temperature=0.0, min_length=10, stop_ids=(1,)),
+        RowParams(top_k=2, min_length=12, stop_ids=(0, 1, 2)),
+        RowParams(temperature=0.0),
     )
     tokens = sample_all(sampler, logits, position=9)
     assert tokens[:2] + tokens[3:] == [1, 0, 0]
@@ -319,13 +319,13 @@ def test_min_length_bans_stop_tokens() -> None:
 
 
 KINDS = {
-    "greedy": plain_params(temperature=0.0),
-    "drawn": plain_params(),
-    "filtered": plain_params(top_k=3, top_p=0.9, min_p=0.01),
-    "sorted": plain_params(top_p=0.9),
-    "penalised": plain_params(presence_penalty=1.0, repetition_penalty=1.1),
-    "banned": plain_params(temperature=0.0, min_length=99, stop_ids=(2,)),
-    "logprobs": plain_params(logprobs=2),
+    "greedy": RowParams(temperature=0.0),
+    "drawn": RowParams(),
+    "filtered": RowParams(top_k=3, top_p=0.9, min_p=0.01),
+    "sorted": RowParams(top_p=0.9),
+    "penalised": RowParams(presence_penalty=1.0, repetition_penalty=1.1),
+    "banned": RowParams(temperature=0.0, min_length=99, stop_ids=(2,)),
+    "logprobs": RowParams(logprobs=2),
 }
 
 
@@ -357,13 +357,11 @@ def test_logprobs_are_of_the_raw_logits() -> None:
     logits = torch.randn(5, 60) * 4
     sampler = make_sampler(
         60,
-        plain_params(logprobs=3, temperature=0.0),
-        plain_params(),
-        plain_params(logprobs=0, top_k=5, temperature=2.0, seed=3),
-        plain_params(logprobs=20, repetition_penalty=3.0, presence_penalty=2.0, seed=4),
-        plain_params(
-            logprobs=1, temperature=0.0, min_length=9, stop_ids=(int(logits[4].argmax()),)
-        ),
+        RowParams(logprobs=3, temperature=0.0),
+        RowParams(),
+        RowParams(logprobs=0, top_k=5, temperature=2.0, seed=3),
+        RowParams(logprobs=20, repetition_penalty=3.0, presence_penalty=2.0, seed=4),
+        RowParams(logprobs=1, temperature=0.0, min_length=9, stop_ids=(int(logits[4].argmax()),)),
     )
     before = logits.clone()
     sampled = sampler.sample(logits, np.arange(5), np.zeros(5, dtype=np.int64))
@@ -385,7 +383,7 @@ def test_logprobs_are_of_the_raw_logits() -> None:
 def test_logprobs_leave_out_what_cannot_be() -> None:
     logits = torch.full((1, 50), -math.inf)
     logits[0, 30], logits[0, 7] = 1.0, 1.0
-    sampler = make_sampler(50, plain_params(logprobs=5, temperature=0.0))
+    sampler = make_sampler(50, RowParams(logprobs=5, temperature=0.0))
     sampled = sampler.sample(logits, np.array([0]), np.array([0]))
     assert sampled.logprobs is not None
     (entry,) = unpacked(sampled.logprobs)
@@ -394,7 +392,7 @@ def test_logprobs_leave_out_what_cannot_be() -> None:
 
 
 def test_logprobs_name_equal_tokens_in_order() -> None:
-    sampler = make_sampler(3000, plain_params(logprobs=20, temperature=0.0))
+    sampler = make_sampler(3000, RowParams(logprobs=20, temperature=0.0))
     sampled = sampler.sample(torch.zeros(1, 3000), np.array([0]), np.array([0]))
     assert sampled.logprobs is not None
     (entry,) = unpacked(sampled.logprobs)
@@ -406,23 +404,23 @@ def test_greedy_takes_the_first_of_equal_scores(dtype: torch.dtype) -> None:
     logits = torch.zeros(3, 1000, dtype=dtype)
     logits[0, [411, 412, 999]] = 2.0
     logits[1, [17, 500]] = 1.0
-    greedy = plain_params(temperature=0.0)
+    greedy = RowParams(temperature=0.0)
     assert sample_all(make_sampler(1000, *[greedy] * 3), logits) == [411, 17, 0]
-    mixed = make_sampler(1000, greedy, plain_params(top_k=1, seed=9), plain_params())
+    mixed = make_sampler(1000, greedy, RowParams(top_k=1, seed=9), RowParams())
     assert sample_all(mixed, logits)[:2] == [411, 17]
 
 
 def test_extreme_temperatures() -> None:
     torch.manual_seed(0)
     logits = torch.randn(3, 100) * 1e4
-    params = [plain_params(temperature=t) for t in (1e-45, 1e-30, 1e-6)]
+    params = [RowParams(temperature=t) for t in (1e-45, 1e-30, 1e-6)]
     assert sample_all(make_sampler(100, *params), logits) == logits.argmax(-1).tolist()
-    hot = make_sampler(100, *(plain_params(temperature=100.0, seed=s) for s in range(300)))
+    hot = make_sampler(100, *(RowParams(temperature=100.0, seed=s) for s in range(300)))
     assert len(set(sample_all(hot, torch.randn(1, 100).expand(300, -1)))) > 80
 
 
 def test_slots_are_read_in_the_order_given() -> None:
-    params = [plain_params(temperature=0.0, min_length=9, stop_ids=(slot,)) for slot in range(3)]
+    params = [RowParams(temperature=0.0, min_length=9, stop_ids=(slot,)) for slot in range(3)]
     sampler = make_sampler(3, *params)
     logits = torch.tensor([[1.0, 2.0, 3.0]]).expand(2, -1)
     slots, lengths = np.array([2, 0]), np.array([0, 0])
@@ -431,16 +429,16 @@ def test_slots_are_read_in_the_order_given() -> None:
 
 def test_levels_are_the_cheapest_that_serve_all_rows() -> None:
     kinds = [
-        plain_params(temperature=0.0, top_p=0.5),
-        plain_params(top_k=1, min_p=0.5),
-        plain_params(),
-        plain_params(top_k=99),  # there are only 50
-        plain_params(top_k=49),
-        plain_params(top_p=0.9),
-        plain_params(min_p=0.1),
-        plain_params(temperature=0.0, min_length=7, stop_ids=(1,)),
-        plain_params(temperature=0.0, frequency_penalty=0.1),
-        plain_params(temperature=0.0, logprobs=0),
+        RowParams(temperature=0.0, top_p=0.5),
+        RowParams(top_k=1, min_p=0.5),
+        RowParams(),
+        RowParams(top_k=99),  # there are only 50
+        RowParams(top_k=49),
+        RowParams(top_p=0.9),
+        RowParams(min_p=0.1),
+        RowParams(temperature=0.0, min_length=7, stop_ids=(1,)),
+        RowParams(temperature=0.0, frequency_penalty=0.1),
+        RowParams(temperature=0.0, logprobs=0),
     ]
     sampler = make_sampler(50, *kinds)
     greedy, draw, filtered, eager = Level
@@ -456,7 +454,7 @@ def test_levels_are_the_cheapest_that_serve_all_rows() -> None:
 
 
 def test_draw_is_sample_and_relays() -> None:
-    params = [plain_params(seed=1), plain_params(temperature=0.0), plain_params(top_k=3, seed=2)]
+    params = [RowParams(seed=1), RowParams(temperature=0.0), RowParams(top_k=3, seed=2)]
     sampler = make_sampler(50, *params)
     sampler.flush()
     torch.manual_seed(0)
@@ -472,10 +470,10 @@ def test_draw_is_sample_and_relays() -> None:
 
 
 def test_the_last_admission_to_a_slot_counts() -> None:
-    sampler = make_sampler(50, plain_params(temperature=2.0, seed=3))
-    sampler.admit(0, plain_params(temperature=0.0), NO_TOKENS, 0)
+    sampler = make_sampler(50, RowParams(temperature=2.0, seed=3))
+    sampler.admit(0, RowParams(temperature=0.0), NO_TOKENS, 0)
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
     for position in range(5):
         assert sample_all(sampler, logits, position) == [int(logits.argmax())]
-    sampler.admit(0, plain_params(temperature=100.0, seed=3), NO_TOKENS, 0)
+    sampler.admit(0, RowParams(temperature=100.0, seed=3), NO_TOKENS, 0)
     assert len({sample_all(sampler, logits, position)[0] for position in range(20)}) > 5

@@ -201,7 +201,7 @@ def test_the_heartbeat_says_what_the_worker_does() -> None:
 def test_a_plan_that_cannot_be_decoded_has_an_error_for_a_result_and_keeps_its_pages() -> None:
     """Its page table entries and copies are made all the same: later steps rely on them."""
     bad: Any = "hot"
-    params = RowParams(bad, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, 0, ())
+    params = RowParams(temperature=bad)
     admit = Admit(0, pack([1, 2]), 2, params)
     broken = encode(StepPlan(1, pack([0, 0, 2]), pack([0, 0, 5]), (admit,), pack([0, 1, 2])))
     runner: Any = LaggingRunner()

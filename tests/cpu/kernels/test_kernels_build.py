@@ -164,12 +164,10 @@ max_rows, length, tokens = int(sys.argv[3]), 5000, 8192
 config = EngineConfig(
     max_num_seqs=max_rows, max_num_batched_tokens=tokens, max_model_len=length, tp=int(sys.argv[4])
 )
-greedy, drawn, filtered = (0.0, 0), (1.0, 0), (1.0, 50)
-plain = 0.0, -1, 0
+draws = ({"temperature": 0.0}, {}, {"top_k": 50})
+changes = ({}, {"presence_penalty": 0.5, "logprobs": 5}, {"min_length": length})
 params = itertools.cycle(
-    RowParams(*draw, 1.0, 0.0, penalty, 0.0, 1.0, 0, logprobs, min_length, (0,))
-    for draw in (greedy, drawn, filtered)
-    for penalty, logprobs, min_length in (plain, (0.5, 5, 0), (0.0, -1, length))
+    RowParams(stop_ids=(0,), **draw, **change) for draw in draws for change in changes
 )
 # Rows whose scores change are sampled 32 at a time: slots of each kind for two groups.
 mixed_slots = 100
@@ -178,8 +176,7 @@ with recorded_launches(gpus_of([sys.argv[2]])[0]) as variants:
     discovered = len(variants)
     eager._table.num_known[:] = 0
     for slot in range(mixed_slots, max_rows):
-        unchanged = RowParams(*filtered, 1.0, 0.0, 0.0, 0.0, 1.0, 0, *plain[1:], (0,))
-        eager._sampler.admit(slot, unchanged, np.zeros(1, np.int32), 1)
+        eager._sampler.admit(slot, RowParams(top_k=50, stop_ids=(0,)), np.zeros(1, np.int32), 1)
     decodes = (0, *range(1, 10), *range(15, max_rows, max_rows // 25))
     for count, prompts in itertools.product(decodes, (0, 1, 2, 30, 100, 600)):
         if not 0 < count + prompts <= max_rows:

@@ -54,7 +54,7 @@ Row = tuple[int, int, int]
 
 
 def row_params(**changes: Any) -> RowParams:
-    plain = RowParams(1.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 1, -1, 0, ())
+    plain = RowParams(seed=1)
     return msgspec.structs.replace(plain, **changes)
 
 

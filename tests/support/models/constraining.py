@@ -46,25 +46,7 @@ def row_params(
         reasoning=reasoning,
     )
     asked = None if constraints == Constraints() else constraints
-    return plain_params(**{"constraints": asked, **changes})
-
-
-def plain_params(**changes: Any) -> RowParams:
-    """Plain sampling, with changes."""
-    values: dict[str, Any] = {
-        "temperature": 1.0,
-        "top_k": 0,
-        "top_p": 1.0,
-        "min_p": 0.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "seed": 0,
-        "logprobs": -1,
-        "min_length": 0,
-        "stop_ids": (),
-    }
-    return RowParams(**{**values, **changes})
+    return RowParams(**{"constraints": asked, **changes})
 
 
 def unpacked(logprobs: Logprobs) -> list[RowLogprobs]:

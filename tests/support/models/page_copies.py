@@ -36,7 +36,7 @@ from asyncllm.wire.messages import (
     pack,
 )
 
-GREEDY = RowParams(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, seed=0, logprobs=0, min_length=0, stop_ids=())
+GREEDY = RowParams(temperature=0.0, logprobs=0)
 VOCAB = 16
 
 

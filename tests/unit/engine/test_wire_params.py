@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,9 @@ from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.engine.scheduling.step import Step
 from asyncllm.engine.token_constraints import prepare
 from asyncllm.errors import BadRequest
-from asyncllm.types import Reasoning, SamplingParams, SchedulingParams
+from asyncllm.server.chat.requests import GeneratingFields
+from asyncllm.server.chat.sampling import sampling_params
+from asyncllm.types import LogitParams, Reasoning, SamplingParams, SchedulingParams
 from asyncllm.wire.messages import RowParams, check_params, decode_plan, encode
 from tests.support.engine.scheduling import limits
 
@@ -93,6 +96,17 @@ def test_what_is_accepted_can_be_decoded(
     assert encode(decode_plan(encode(plan))) == encode(plan)
 
 
+@pytest.mark.parametrize("name", LogitParams.__struct_fields__)
+def test_a_number_reaches_the_executor_by_its_name(name: str) -> None:
+    value = 7 if name == "top_k" else 0.25
+    body = msgspec.convert({name: value}, GeneratingFields)
+    params = sampling_params(body, SamplingParams(), max_tokens=5, logprobs=None)
+    rest: dict[str, Any] = {"max_length": 10, "eos_ids": (), "seed": 0, "arrival": 0.0}
+    seq = Sequence(1, [1, 2], params, SchedulingParams(), **rest)
+    unchanged = RowParams(min_length=2)
+    assert seq.row_params == msgspec.structs.replace(unchanged, **{name: value})
+
+
 @pytest.mark.parametrize("field", ["max_tokens", "start_ids", "end_ids", "closing_ids"])
 def test_reasoning_checks_itself(field: str) -> None:
     value: Any = 2**31 if field == "max_tokens" else (2**31,)
@@ -104,12 +118,12 @@ def test_reasoning_checks_itself(field: str) -> None:
 
 
 def test_what_got_past_all_other_checks_is_refused_before_it_is_sent() -> None:
-    good = RowParams(1.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, 0, ())
+    good = RowParams()
     check_params(good)
     bad: Any = "hot"
     for params in (
-        RowParams(bad, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, 0, ()),
-        RowParams(1.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 2**70, -1, 0, ()),
+        RowParams(temperature=bad),
+        RowParams(seed=2**70),
     ):
         with pytest.raises(BadRequest, match="out of range"):
             check_params(params)

@@ -94,7 +94,7 @@ def test_bad_server_options_are_named(name: str, value: object) -> None:
 
 def test_whole_numbers_are_fine_where_fractions_are() -> None:
     params = SamplingParams(temperature=0, top_p=1)
-    row = RowParams(params.temperature, 0, params.top_p, 0, 0, 0, 1, 0, -1, 0, ())
+    row = RowParams(temperature=params.temperature, top_p=params.top_p)
     assert encode(row)
 
 

@@ -196,3 +196,18 @@ def test_the_checks_find_what_they_look_for(tmp_path: Path) -> None:
     text += "| option | default |\n|--|--|\n| `--max-body-bytes` | 8 MiB |\n"
     assert wrong_defaults(text) == []
     assert len(wrong_defaults(text.replace("0", "1").replace("8", "9"))) == 3
+
+
+def test_a_sampling_parameter_has_five_places() -> None:
+    """``min_p`` is in the files that the table names, and in those that the text allows."""
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    section = text.partition("## A sampling parameter")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(asyncllm/[\w/.]+)` \|", section, re.MULTILINE)
+    [others] = re.findall(r"^Other lists .*?\n\n", section, re.MULTILINE | re.DOTALL)
+    places = [ROOT / place for place in (*rows, *PATH.findall(others))]
+    found = {
+        next((place for place in places if path == place or place in path.parents), path)
+        for path in (ROOT / "asyncllm").rglob("*.py")
+        if re.search(r"\bmin_p\b", path.read_text(encoding="utf-8"))
+    }
+    assert (len(rows), found) == (5, set(places))
