@@ -131,7 +131,7 @@ def decode_attention(
     return out
 
 
-@in_triton("attention.decode_heads")
+@in_triton("attention.decode")
 def decode_heads(
     qkv: Tensor,
     encoding: HeadEncoding,

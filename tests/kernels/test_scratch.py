@@ -12,7 +12,7 @@ from tests.support.kernels.device import DEVICE
 
 pytest.importorskip("triton")
 
-from asyncllm.kernels.triton.scratch import Scratch
+from asyncllm.kernels.triton.launch import Scratch
 
 PLACE = torch.device(DEVICE)
 

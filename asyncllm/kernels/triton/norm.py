@@ -1,12 +1,6 @@
 """Root-mean-square normalisation. A program reads a few whole rows into registers.
 
-Measured on one H200 in bfloat16, in a CUDA graph of such launches. The prediction is 0.7 µs for any
-launch plus the bytes read and written at 4.1 TB/s.
-
-| elements of a row | 1 row | 32 | 256 | 2,048 | 8,192 rows | predicted | a copy by torch |
-|--|--|--|--|--|--|--|--|
-| 1,024 | 0.74 µs | 0.79 | 1.10 | 3.29 | 9.26 | 8.9 | 9.38 |
-| 4,096 | 0.93 µs | 1.00 | 2.45 | 9.23 | 33.3 | 33.4 | 33.0 |
+On an H200 it is as fast as memory: 0.74 us for one row of 1,024 elements, 9.3 for 8,192 rows.
 """
 
 from __future__ import annotations

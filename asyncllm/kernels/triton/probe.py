@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 # What the functions of ``kernels`` import later, so that what a version of Triton lacks shows now.
-import asyncllm.kernels.triton.attention.decode_heads
+import asyncllm.kernels.triton.attention.decode
 import asyncllm.kernels.triton.attention.prefill
 import asyncllm.kernels.triton.gemm.linear  # noqa: F401
 from asyncllm.kernels.triton.launch import Launcher

@@ -16,8 +16,7 @@ from tests.support.kernels.device import DEVICE
 
 pytest.importorskip("triton")
 
-from asyncllm.kernels.triton.attention.decode import decode_attention
-from asyncllm.kernels.triton.attention.decode_heads import decode_heads
+from asyncllm.kernels.triton.attention.decode import decode_attention, decode_heads
 from asyncllm.kernels.triton.attention.decode_launch import Cut, choose_cut, workspace_of
 from asyncllm.kernels.triton.norm import rms_norm
 

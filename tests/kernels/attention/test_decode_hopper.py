@@ -23,7 +23,7 @@ from tests.support.kernels.device import on_hopper
 pytest.importorskip("triton")
 
 from asyncllm.kernels.triton.attention import decode
-from asyncllm.kernels.triton.attention.decode_heads import decode_heads
+from asyncllm.kernels.triton.attention.decode import decode_heads
 from asyncllm.kernels.triton.attention.decode_hopper import (
     FEW_PAIRS,
     ONE_WAVE,

@@ -15,8 +15,7 @@ from tests.support.kernels.device import DEVICE
 
 pytest.importorskip("triton")
 
-from asyncllm.kernels.triton.attention.decode import decode_attention
-from asyncllm.kernels.triton.attention.decode_heads import decode_heads
+from asyncllm.kernels.triton.attention.decode import decode_attention, decode_heads
 from asyncllm.kernels.triton.attention.decode_launch import Cut
 from asyncllm.kernels.triton.attention.prefill import prefill_attention
 from asyncllm.kernels.triton.attention.sinks import apply_sinks

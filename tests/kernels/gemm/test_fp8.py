@@ -11,8 +11,7 @@ pytest.importorskip("triton")
 
 from asyncllm.kernels import linear as in_torch
 from asyncllm.kernels.norm import rms_norm
-from asyncllm.kernels.triton.gemm.fp8 import quantize_rows
-from asyncllm.kernels.triton.gemm.fp8_skinny import Tile, fp8_skinny
+from asyncllm.kernels.triton.gemm.fp8 import Tile, fp8_skinny, quantize_rows
 from asyncllm.kernels.triton.gemm.linear import linear
 from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.types import FP8_BLOCK, FP8_MAX, Fp8Matrix, Norm

@@ -10,8 +10,7 @@ pytest.importorskip("triton")
 
 from asyncllm.kernels import linear as in_torch
 from asyncllm.kernels.quantized import dequantize_int4, pack_int4
-from asyncllm.kernels.triton.gemm.int4 import dequantize
-from asyncllm.kernels.triton.gemm.int4_skinny import Tile, int4_skinny
+from asyncllm.kernels.triton.gemm.int4 import Tile, dequantize, int4_skinny
 from asyncllm.kernels.triton.gemm.linear import linear
 from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.types import Int4Matrix, Norm

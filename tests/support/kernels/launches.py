@@ -146,8 +146,7 @@ def launch_decode() -> None:
 
 
 def launch_decode_hopper() -> None:
-    from asyncllm.kernels.triton.attention.decode import decode_attention
-    from asyncllm.kernels.triton.attention.decode_heads import decode_heads
+    from asyncllm.kernels.triton.attention.decode import decode_attention, decode_heads
 
     rows = pages(), pages(), int32(71, 256), int32(70), int32(70)
     q = half(70, SPEC.num_heads, SPEC.head_dim)
@@ -165,15 +164,14 @@ def launch_decode_hopper() -> None:
 
 
 def launch_decode_heads() -> None:
-    from asyncllm.kernels.triton.attention.decode_heads import decode_heads
+    from asyncllm.kernels.triton.attention.decode import decode_heads
 
     at = (int64(2), int64(2), pages(), pages(), int32(3, 256), int32(2), int32(2))
     decode_heads(qkv(2), encoding(), *at, SPEC, fused=True)
 
 
 def launch_gemma4() -> None:
-    from asyncllm.kernels.triton.attention.decode import decode_attention
-    from asyncllm.kernels.triton.attention.decode_heads import decode_heads
+    from asyncllm.kernels.triton.attention.decode import decode_attention, decode_heads
 
     rows = int32(3, 256), int32(2), int32(2)
     for spec in GEMMA4:

@@ -14,31 +14,10 @@ and a partial total in each thread, a tile takes 480 instead of 680 instructions
 layer of Qwen3-8B with 160 rows 272 instead of 278 us. On Hopper GPUs ``decode_hopper`` needs even
 fewer, for more than two rows of 8 K/V heads.
 
-Microseconds that attention adds to a layer of Qwen3-0.6B on an H200, encoding included, in a graph
-of layers with shuffled pages, before those two changes; bfloat16, 16 query and 8 K/V heads of 128,
-page size 16. Bold: chosen where ``decode_hopper`` is not. Mixed: lengths uniform in 100 to 1,300.
-Floor: bytes of K and V at 4.5 TB/s.
-
-| rows x length | 1 x 300 | 1 x 640 | 1 x 1,500 | 2 x 640 | 4 x 640 | 8 x 300 | 8 x 640 |
-|---------------|---------|---------|-----------|---------|---------|---------|---------|
-| one kernel    | **5.5** | **6.2** | **7.6**   | **6.1** | **8.7** | **9.0** | **11.2** |
-| two kernels   | 9.3     | 9.0     | 9.8       | 9.6     |         | 8.4     | 12.3    |
-| floor         | 0.3     | 0.6     | 1.4       | 1.2     | 2.3     | 2.2     | 4.7     |
-
-| rows x length | 16 x 640 | 16, mixed | 32 x 640 | 32, mixed | 64 x 640 | 128 x 768 | 256 x 768 |
-|---------------|----------|-----------|----------|-----------|----------|-----------|-----------|
-| one kernel    | **16.7** | **18.9**  | 30.4     | 32.9      | 50.1     | 97.4      | 190.9     |
-| two kernels   | 17.8     | 20.0      | **28.8** | **31.2**  | **47.9** | **99.7**  | **193.9** |
-| floor         | 9.3      | 10.2      | 18.6     | 20.4      | 37.3     | 89.5      | 179.0     |
-
-The prediction was 4 us for 1 to 8 rows of up to 700 tokens, and 21.5 for 32 x 640. It misses the 2
-us of adding up pieces, whose store, counter and loads each go to the L2 and back (without, 1 x 640
-takes 3.9); and memory is busy with weights before and after. With 256 rows of 100 to 1,300 tokens,
-two kernels take 182.5, and one 190 or more.
-
-Rejected: a program for each whole row takes 26.8 for 32 x 640, but 40 for mixed lengths. A last
-piece that polls the results of the others, instead of a counter, was slower for 1 to 8 rows. Equal
-shares of all rows' tokens for each program, computed on the device, were slower everywhere.
+Measured on an H200 (docs/kernels.md): 5.5 us of a layer for one row of 300 tokens, and within 10 %
+of the memory's speed for 128 rows. Adding up pieces takes 2 us: store, counter and loads each go to
+the L2 cache and back. Rejected: a program for each whole row (bad for mixed lengths), a last piece
+that polls the others, and equal shares of all rows' tokens for each program.
 """
 
 from __future__ import annotations
@@ -61,6 +40,7 @@ from asyncllm.kernels.triton.attention.decode_launch import (
     Heads,
     Rows,
     choose_cut,
+    fitted,
     workspace_of,
 )
 from asyncllm.kernels.triton.attention.decode_pieces import (
@@ -72,12 +52,12 @@ from asyncllm.kernels.triton.attention.decode_pieces import (
     take_tile,
 )
 from asyncllm.kernels.triton.launch import Launcher
-from asyncllm.kernels.triton.qk_norm_rope import kv_kinds
+from asyncllm.kernels.triton.qk_norm_rope import encode_heads, encoding_of, kv_kinds
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from asyncllm.kernels.types import AttentionSpec
+    from asyncllm.kernels.types import AttentionSpec, HeadEncoding
 
 
 def decode_attention(
@@ -271,3 +251,63 @@ def _decode(
 
 
 _launch = Launcher(_decode)
+
+
+#: Up to this many rows times K/V heads, one kernel is faster than two, ``decode_hopper`` aside.
+FUSED_PAIRS = 128
+
+
+def choose_fused_cut(rows: int, spec: AttentionSpec, max_length: int, itemsize: int) -> Cut:
+    """``choose_cut`` for one kernel."""
+    if rows * spec.num_kv_heads <= 64:
+        return choose_cut(rows, spec, max_length, itemsize)
+    return fitted(Cut(8, 128, 32, 1, 2), spec, max_length, itemsize)
+
+
+def decode_heads(
+    qkv: Tensor,
+    encoding: HeadEncoding,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    spec: AttentionSpec,
+    *,
+    out: Tensor | None = None,
+    cut: Cut | None = None,
+    fused: bool | None = None,
+) -> Tensor:
+    """See ``kernels.attention.decode_heads``.
+
+    In one kernel, each program of a row and K/V head encodes the query heads again. The program
+    with the newest token also encodes its key, writes key and value to their page, and takes them
+    into its softmax from registers: no program reads what another one writes.
+    """
+    num_rows = len(qkv)
+    if out is None:
+        size = spec.num_heads * spec.head_dim
+        out = torch.empty(num_rows, size, dtype=qkv.dtype, device=qkv.device)
+    if num_rows == 0:
+        return out
+    rows = Rows(keys, values, block_table, slots, lengths)
+    weights, constants = encoding_of(encoding)
+    tensors = (*weights, positions, slot_mapping)
+    heads = Heads(True, tensors, constants, encoding.sinks, encoding.normalizes_values)
+    # The kernel for Hopper encodes the commonest layers only.
+    plain = kv_kinds(spec) == 2 and spec.pair_distance is None and not encoding.normalizes_values
+    if cut is None and fused is not False and plain and decode_hopper.supports(qkv, rows, spec):
+        decode_hopper.launch(qkv, qkv.stride(0), spec.head_dim, heads, rows, spec, out)
+        return out
+    if fused is None:
+        fused = num_rows * spec.num_kv_heads <= FUSED_PAIRS
+    if not fused:
+        q = encode_heads(qkv, spec, encoding, positions, keys, values, slot_mapping)
+        decode_attention(q, *rows, spec, sinks=encoding.sinks, out=out.view(q.shape), cut=cut)
+        return out
+    max_length = block_table.shape[1] * keys.shape[1]
+    cut = cut or choose_fused_cut(num_rows, spec, max_length, qkv.itemsize)
+    launch(qkv, qkv.stride(0), spec.head_dim, heads, rows, spec, out, cut)
+    return out

@@ -6,52 +6,12 @@ tensor memory accelerator copy pages to shared memory, from where the tensor cor
 operands. Tokens (for scores) or dimensions of values are the 64 rows of a product, the query heads
 of a group its 8 or 16 columns; the softmax runs along a column.
 
-On an H200 at its power limit, bfloat16, 8 K/V heads of 128, 32 query heads, rows of 100 to 1,400
-tokens, heads encoded: microseconds, alone, and with the products of a layer of Qwen3-8B. The
-prediction was 3 % less with the products, from half of the instructions of a tile.
-
-| rows | alone | ``decode`` | TB/s | with products | ``decode`` |
-|------|-------|------------|------|---------------|------------|
-| 96   | 73.6  | 76.4       | 4.04 | 199.8         | 201.1      |
-| 160  | 121.6 | 125.4      | 4.16 | 266.6         | 269.6      |
-| 224  | 169.7 | 173.9      | 4.25 | 365.0         | 368.5      |
-
-Two stages are as fast; one stage, or 128 tokens at a time, is slower by 1 to 4 %. Fewer rows,
-alone, whole or in up to 2, 4 or 8 pieces of at least 512, 256 or 128 tokens; the floor is 4.5 TB/s:
-
-| rows | floor | ``decode`` | whole | 2 of 512 | 4 of 256 | 8 of 128 |
-|------|-------|------------|-------|----------|----------|----------|
-| 16   | 11.3  | 17.8       | 17.4  | 16.0     | 18.0     | 22.3     |
-| 24   | 15.2  | 24.0       | 21.3  | 22.2     | 24.6     | 30.0     |
-| 32   | 21.6  | 31.6       | 26.2  | 28.4     | 31.5     | 39.8     |
-| 48   | 33.9  | 43.0       | 40.2  | 40.0     | 44.5     | 56.4     |
-| 64   | 44.5  | 55.1       | 50.9  | 51.7     | 57.0     | 71.5     |
-
-Idle programs cost next to nothing.
+Measured on an H200 (docs/kernels.md): up to 17 % faster than ``decode`` for 16 to 64 rows, 2 to 4 %
+for 96 to 224 at the GPU's power limit, and as fast for 4. Two stages are as fast; one
+stage, or 128 tokens at a time, is slower by 1 to 4 %. Idle programs cost next to nothing.
 
 If the heads are not yet encoded, every program encodes its own: the queries of a group, key and
-value are rows of one tile, each in a few threads. A layer with that, and with a separate kernel;
-the prediction was a gain of its 3.7 us. (With one tile after the other, in three times the
-instructions, 8B was 1 to 3 % slower than with either.)
-
-| us   | 8B, 24 rows | 64    | 128   | 160   | 192   | 0.6B, 64 rows | 128   | 192   |
-|------|-------------|-------|-------|-------|-------|---------------|-------|-------|
-| two  | 128.8       | 161.5 | 221.8 | 255.2 | 290.1 | 76.3          | 125.6 | 178.2 |
-| one  | 127.3       | 159.2 | 219.6 | 252.8 | 289.0 | 74.6          | 123.8 | 176.9 |
-
-A layer with few rows of 130 to 380, 100 to 1,400, and 3,000 to 9,000 tokens; all programs run at
-once, with pieces of at least 256 tokens (with 128 and 512, at most 1 % off, but 2 us slower for 4
-rows):
-
-| us, 0.6B     | 2 rows         | 4              | 8              | 16              |
-|--------------|----------------|----------------|----------------|-----------------|
-| ``decode``   | 18.1 18.3 33.4 | 17.8 18.9 43.4 | 20.5 23.3 62.8 | 24.1 31.8 116.9 |
-| here         | 20.1 19.4 37.0 | 17.8 19.0 43.1 | 17.5 23.5 60.4 | 22.5 31.2 115.3 |
-
-| us, 8B       | 2 rows      | 4           | 8           | 16          |
-|--------------|-------------|-------------|-------------|-------------|
-| ``decode``   | 103 103 121 | 106 108 134 | 105 108 148 | 112 118 206 |
-| here         | 102 101 117 | 104 105 129 | 102 105 142 | 107 115 203 |
+value are rows of one tile, each in a few threads. That saves up to 2.4 us of a layer.
 """
 
 from __future__ import annotations
@@ -63,7 +23,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language.extra.cuda import gdc_wait
 
-from asyncllm.kernels.triton.attention.decode_hopper_encode import load_heads, load_turns
+from asyncllm.kernels.triton.attention.decode_encode import partners, scaled
 from asyncllm.kernels.triton.attention.decode_hopper_parts import (
     TILE,
     Layer,
@@ -95,6 +55,93 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from asyncllm.kernels.types import AttentionSpec
+
+
+@gluon.jit
+def _dims(layer: gl.constexpr):
+    """Elements of a head, [head_dim]."""
+    return gl.arange(0, layer.head_dim, layout=gl.SliceLayout(0, heads_layout(layer.head_dim)))
+
+
+@gluon.jit
+def load_turns(rope, position, layer: gl.constexpr):
+    """Load early the cosines and sines of each element of a head, [head_dim].
+
+    The sine is negative where the partner is subtracted.
+    """
+    HALF: gl.constexpr = layer.rotary // 2
+    dim = _dims(layer)
+    angle = rope + position * layer.rotary + gl.where(dim < HALF, dim, dim - HALF)
+    turns = dim < layer.rotary
+    cos = gl.load(angle, mask=turns, other=1.0)
+    sin = gl.load(angle + HALF, mask=turns, other=0.0)
+    return cos, gl.where(dim < HALF, -sin, sin)
+
+
+@gluon.jit
+def load_heads(memory, piece, turns, layer: gl.constexpr, ENCODES: gl.constexpr):
+    """Queries of a group, then key and value of the newest token; [lanes, head_dim].
+
+    Key and value are 0 if the newest token does not belong to this piece. If ENCODES, heads are
+    encoded as by ``kernels.attention.encode_heads``, and key and value written to their page.
+    """
+    LAYOUT: gl.constexpr = heads_layout(layer.head_dim)
+    lane = gl.arange(0, layer.lanes, layout=gl.SliceLayout(1, LAYOUT))
+    dim = _dims(layer)
+    is_query = lane < layer.group
+    is_key = lane == layer.group
+    is_new = (lane >= layer.group) & (lane < layer.group + 2) & (piece.newest >= 0)
+    exists = is_query | is_new
+    row = memory.q + piece.row * memory.q_row_stride
+    cell = (memory.place * layer.kv_heads + piece.kv_head) * layer.head_dim
+    page = gl.where(is_key, memory.k + cell, memory.v + cell)
+    query = piece.kv_head * layer.group + lane
+    if ENCODES:
+        # A row has all queries, then all keys, then all values.
+        number = gl.where(is_query, query, lane * layer.kv_heads + piece.kv_head)
+        heads = _encode(row + number * memory.q_head_stride, exists, memory, turns, layer)
+        mask = (is_new & (memory.place >= 0))[:, None] & (dim >= 0)[None, :]
+        gl.store(page[:, None] + dim[None, :], heads, mask=mask)
+    else:
+        at = gl.where(is_query, row + query * memory.q_head_stride, page)
+        mask = exists[:, None] & (dim >= 0)[None, :]
+        heads = gl.load(at[:, None] + dim[None, :], mask=mask, other=0.0)
+    return heads
+
+
+@gluon.jit
+def _encode(heads, exists, memory, turns, layer: gl.constexpr):
+    """Load heads of a group, and normalise and rotate all but the value; [lanes, head_dim].
+
+    The rotary partner of each element is loaded as well, not exchanged between threads.
+
+    Args:
+        heads: addresses, [lanes].
+        exists: mask of heads, [lanes].
+        turns: of ``load_turns``, or None.
+    """
+    LAYOUT: gl.constexpr = heads_layout(layer.head_dim)
+    lane = gl.arange(0, layer.lanes, layout=gl.SliceLayout(1, LAYOUT))
+    dim = _dims(layer)
+    partner = partners(dim, layer.rotary, layer.rotary // 2)
+    mask = exists[:, None] & (dim >= 0)[None, :]
+    plain = gl.load(heads[:, None] + dim[None, :], mask=mask, other=0.0)
+    dtype: gl.constexpr = plain.dtype
+    x = plain.to(gl.float32)
+    y = x
+    if turns is not None:
+        y = gl.load(heads[:, None] + partner[None, :], mask=mask, other=0.0).to(gl.float32)
+    if memory.q_weight is not None:
+        weight = gl.where(lane < layer.group, memory.q_weight, memory.k_weight)[:, None]
+        scale = gl.rsqrt(gl.sum(x * x, 1) / layer.head_dim + layer.eps)[:, None]
+        x = scaled(x * scale, gl.load(weight + dim[None, :]), layer.offset, dtype)
+        if turns is not None:
+            y = scaled(y * scale, gl.load(weight + partner[None, :]), layer.offset, dtype)
+    if turns is not None:
+        cos, sin = turns
+        x = x * cos[None, :] + y * sin[None, :]
+    return gl.where((lane <= layer.group)[:, None], x.to(dtype), plain)
+
 
 MAX_GROUP = 16
 #: Up to this many rows times K/V heads, ``decode`` is as fast.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from asyncllm.kernels.triton.launch import next_power_of_2
-from asyncllm.kernels.triton.scratch import Scratch
+from asyncllm.kernels.triton.launch import Scratch, next_power_of_2
 
 if TYPE_CHECKING:
     import torch

@@ -9,46 +9,11 @@ one. If there are fewer tiles than multiprocessors, the keys of each are cut int
 decoding, Dao et al., 2023); their programs wait for each other, and each then adds up all pieces
 for a share of the queries.
 
-On one H200, bfloat16, head_dim 128, 8 K/V heads, pages of 16 tokens: microseconds and TFLOP/s.
-FlashInfer's FA3 and cuDNN are given contiguous keys; FA3 on pages takes 10 to 50 % longer.
-
-| heads, rows of tokens @ start | this kernel | FA3 | cuDNN | predicted |
-|-------------------------------|-------------|-----------|-----------|-----------|
-| 16, 1 x 8000                  | 437, 600    | 421, 623  | 460, 570  | 400, 650  |
-| 32, 1 x 8000                  | 862, 609    | 809, 648  | 868, 604  | 800, 650  |
-| 16, 16 x 512                  | 72, 239     | 58, 296   | 54, 318   | 57, 300   |
-| 16, 2048 @ 6000               | 204, 579    | 189, 624  | -         | 180, 650  |
-| 16, 512 @ 7500                | 75, 434     | 94, 346   | -         | 62, 530   |
-
-A block of keys takes 1.8 us (1.2 at the tensor cores' peak), and a tile about 4 us more, which
-matters for short rows. Neither alternating the warpgroups on the tensor cores nor copying a block's
-keys before the values of the previous block changes that. At the GPU's power limit, as in a long
-run of such steps, 8,000 tokens take 496 us with 16 heads and 982 us with 32.
-
-Short rows: microseconds that they add to a layer in a graph of 36 layers that encode and attend; in
-brackets, if the last program to finish a piece adds up all of them. Floor: 650 TFLOP/s or K and V
-at 4.5 TB/s.
-
-| heads, tokens @ start | 500         | 1,000       | 4,000       | 8,000       | floor @ 8,000 |
-|-----------------------|-------------|-------------|-------------|-------------|---------------|
-| 16, 64                | 16.2 (20.7) | 16.0 (22.4) | 18.1 (33.4) | 27.9 (42.5) | 7.3           |
-| 16, 155               | 17.1 (21.0) | 18.2 (23.9) | 29.4 (37.0) | 42.1 (47.5) | 15.8          |
-| 32, 64                | 16.2 (21.2) | 17.7 (23.5) | 24.0 (35.8) | 35.8 (45.9) | 13.0          |
-| 32, 155               | 18.2 (22.1) | 22.2 (26.0) | 35.5 (37.7) | 57.9 (59.5) | 31.6          |
-| 32, 256               | 20.1 (23.3) | 23.9 (24.8) | 45.6 (45.9) | 74.8 (74.1) | 52.5          |
-| 32, 384, not cut      | 21.8        | 28.2        | 65.1        | 117         | 79.3          |
-
-The 18 us of 155 tokens @ 500 are 2.3 from the end of the wait until the first keys arrive, 6 for
-two blocks, 1 for the last values, 4 for storing, awaiting and adding up pieces, and the launch.
-Without adding up they would be 14.7.
-
-The table was measured with four cases for adding up pieces. Two, as now, take 1.1 us more in the
-mean of such steps on an H100, 2.5 at most (those that are not cut took 0.5 more in the same run),
-and its machine compiles them in 1.5 s less.
-
-Rejected: fetching keys and tiles before the wait, which saves short rows 1 to 3 us but spills
-registers and so costs long ones 5 to 8 %; pieces of 67 to 131 tiles over several turns, which gain
-10 % at 300 @ 8,000 and lose 6 to 20 % at 384.
+Measured on an H200 (docs/kernels.md): 600 TFLOP/s for 8,000 tokens, 94 to 96 % of FlashAttention-3
+on contiguous keys, and a fifth less time for 512 tokens after 7,500. A tile costs 4 us beside the
+1.8 us of each block of keys. Adding up pieces in all programs, not in the last one, saves up to 15
+us of a short row. Rejected: fetching keys and tiles before the wait, which spills registers and
+costs long rows 5 to 8 %; pieces of 67 to 131 tiles over several turns.
 """
 
 from __future__ import annotations
@@ -100,9 +65,8 @@ from asyncllm.kernels.triton.attention.prefill_hopper_steps import (
     take_sinks,
 )
 from asyncllm.kernels.triton.attention.prefill_tiles import KEYS, find_tiles
-from asyncllm.kernels.triton.launch import Launcher
+from asyncllm.kernels.triton.launch import Launcher, Scratch
 from asyncllm.kernels.triton.page_copies import SHARED, can_copy, describe
-from asyncllm.kernels.triton.scratch import Scratch
 from asyncllm.kernels.triton.waiting import max_waiting_programs
 
 if TYPE_CHECKING:

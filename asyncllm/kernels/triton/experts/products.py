@@ -7,18 +7,8 @@ program. Rows of x are gathered as they are loaded.
 Weights in 4 bits are converted to the dtype of x, exactly, on their way to the tensor cores. With
 weights in 8 bits, x is rounded to 8 bits, too. Either is done however many rows there are.
 
-On an H200, Qwen3-30B-A3B's experts (128 x 768, 8 a token) in bfloat16, microseconds of the first
-and the second product; "limit" is reading the experts that are chosen at 4.3 TB/s, or multiplying
-at 790 TFLOP/s:
-
-| tokens | first | limit | second | limit |
-|--|--|--|--|--|
-| 8 | 74 | 75 | 40 | 39 |
-| 32 | 155 | 162 | 82 | 82 |
-| 64 | 176 | 184 | 94 | 92 |
-| 256 | 186 | 187 | 101 | 94 |
-| 1,024 | 223 | 187 | 125 | 94 |
-| 8,192 | 811 | 522 | 591 | 261 |
+On an H200, 8 to 256 tokens take as long as reading the chosen experts; 8,192 take 1.8 times as long
+as multiplying at 790 TFLOP/s (docs/kernels.md).
 """
 
 from __future__ import annotations
@@ -30,11 +20,135 @@ import triton.language as tl
 from torch import Tensor
 
 from asyncllm.kernels.triton.activation import activate
+from asyncllm.kernels.triton.codes import (
+    mxfp4_factors,
+    mxfp4_numbers,
+    offset_codes,
+    scaled,
+    subtract,
+    unpack,
+)
 from asyncllm.kernels.triton.experts.routing import Groups
-from asyncllm.kernels.triton.experts.sums import dense_sums, fp8_sums, int4_sums, mxfp4_sums
 from asyncllm.kernels.triton.gemm.fp8 import quantize_rows
-from asyncllm.kernels.triton.launch import Launcher, cdiv
+from asyncllm.kernels.triton.launch import NATIVE, Launcher, cdiv
 from asyncllm.kernels.types import ExpertWeight, Fp8Matrix, GatedExperts, Int4Matrix, Mxfp4Matrix
+
+
+@triton.jit
+def _dot(a, b, acc):
+    """acc + a @ b; float32 is not rounded."""
+    if NATIVE:
+        return tl.dot(a, b, acc, input_precision="ieee")
+    else:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+
+
+@triton.jit
+def dense_sums(
+    weight, x_at, has_row, rows, acc, K: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr
+):
+    k = tl.arange(0, BLOCK_K)
+    w_at = weight + rows[:, None] * K + k[None, :]
+    x_at += k[:, None]
+    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        if K % BLOCK_K == 0:
+            w = tl.load(w_at + start)
+            x = tl.load(x_at + start, has_row, other=0.0)
+        else:
+            w = tl.load(w_at + start, (start + k < K)[None, :], other=0.0)
+            x = tl.load(x_at + start, (start + k < K)[:, None] & has_row, other=0.0)
+        acc = _dot(w, x, acc)
+    return acc
+
+
+@triton.jit
+def fp8_sums(
+    weight, scale, x_at, x_scale, source, has_row, rows, acc, x_rows,
+    K: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, BLOCKED: tl.constexpr,
+):  # fmt: skip
+    """With scales of blocks, steps are of 128 columns.
+
+    Args:
+        x_scale: for each row of x, which is in 8 bits, too, or for each row of each block.
+        source: rows of x, of which there are ``x_rows``.
+    """
+    BLOCKS: tl.constexpr = (K + 127) // 128
+    k = tl.arange(0, BLOCK_K)
+    w_at = weight + rows[:, None] * K + k[None, :]
+    s_at = scale + rows // 128 * BLOCKS
+    x_at += k[:, None]
+    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        if K % BLOCK_K == 0:
+            w = tl.load(w_at + start)
+            x = tl.load(x_at + start, has_row, other=0.0)
+        else:
+            w = tl.load(w_at + start, (start + k < K)[None, :], other=0.0)
+            x = tl.load(x_at + start, (start + k < K)[:, None] & has_row, other=0.0)
+        if BLOCKED:
+            factor = tl.load(s_at + start // 128)[:, None]
+            size = tl.load(x_scale + start // 128 * x_rows + source)
+            acc += _dot(w, x, tl.zeros_like(acc)) * factor * size[None, :]
+        else:
+            acc = _dot(w, x, acc)
+    if not BLOCKED:
+        acc *= tl.load(scale + rows)[:, None] * tl.load(x_scale + source)[None, :]
+    return acc
+
+
+@triton.jit
+def mxfp4_sums(
+    packed, scale, x_at, has_row, rows, acc,
+    K: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Steps are of whole blocks of 128 columns; x has fewer."""
+    PADDED: tl.constexpr = (K + 127) // 128 * 128
+    half = tl.arange(0, BLOCK_K // 2)
+    w_at = packed + rows[:, None] * (PADDED // 2) + half[None, :]
+    s_at = scale + rows[:, None] * (PADDED // 32) + tl.arange(0, BLOCK_K // 32)[None, :]
+    k = half // 32 * 64 + half % 32
+    x_at += k[:, None]
+    for start in tl.range(0, PADDED, BLOCK_K, num_stages=STAGES):
+        if PADDED % BLOCK_K == 0:
+            codes = tl.load(w_at + start // 2)
+            scales = tl.load(s_at + start // 32)
+        else:
+            codes = tl.load(w_at + start // 2, (start // 2 + half < PADDED // 2)[None, :], other=0)
+            group = start // 32 + tl.arange(0, BLOCK_K // 32)
+            scales = tl.load(s_at + start // 32, (group < PADDED // 32)[None, :], other=0)
+        first = tl.load(x_at + start, (start + k < K)[:, None] & has_row, other=0.0)
+        second = tl.load(x_at + start + 32, (start + k + 32 < K)[:, None] & has_row, other=0.0)
+        low, high = mxfp4_numbers(codes)
+        low_factors, high_factors = mxfp4_factors(scales)
+        acc = _dot(scaled(low, low_factors), first, acc)
+        acc = _dot(scaled(high, high_factors), second, acc)
+    return acc
+
+
+@triton.jit
+def int4_sums(
+    packed, scale, zero, x_at, has_row, rows, acc, count,
+    K: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Steps are of a block of columns.
+
+    Args:
+        count: rows of the matrices of all experts.
+    """
+    HALF: tl.constexpr = BLOCK_K // 2
+    half = tl.arange(0, HALF)
+    w_at = packed + rows[:, None] * (K // 2) + half[None, :]
+    x_at += half[:, None]
+    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        codes = tl.load(w_at + start // 2)
+        first = tl.load(x_at + start, has_row, other=0.0)
+        second = tl.load(x_at + start + HALF, has_row, other=0.0)
+        at = start // GROUP * count + rows
+        factor = tl.load(scale + at).to(tl.float32)[:, None]
+        offset = offset_codes(tl.load(zero + at), first.dtype)[:, None]
+        low, high = unpack(codes, first.dtype)
+        low, high = subtract(low, offset, first.dtype), subtract(high, offset, first.dtype)
+        acc += _dot(high, second, _dot(low, first, tl.zeros_like(acc))) * factor
+    return acc
 
 
 class Tile(NamedTuple):

@@ -7,13 +7,8 @@ product has ended.
 
 Scales of 8-bit weights are those of whole blocks of rows, so x is multiplied by them instead.
 
-On an H200, microseconds of choice, products and sum for one token of Qwen3-30B-A3B; "reading" is at
-4.3 TB/s:
-
-| weight | here | in groups | reading |
-|--|--|--|--|
-| bfloat16 | 21.5 | 33.0 | 17.6 |
-| 8 bits, in blocks | 16.7 | 20.4 | 8.8 |
+On an H200, one token of Qwen3-30B-A3B takes 21.5 us a layer in bfloat16 instead of 33 in groups;
+reading takes 17.6. In 8 bits it takes 16.7 instead of 20.4.
 """
 
 from __future__ import annotations

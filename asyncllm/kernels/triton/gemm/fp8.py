@@ -1,38 +1,224 @@
 """Projections with an 8-bit floating point weight (e4m3), in Triton and by cuBLAS.
 
-Measured on an H200, Qwen3-8B's projections, µs, in CUDA graphs over weights that do not fit into
-the L2 cache; the floor is reading the weight at 4.3 TB/s. Scales (a) of rows, (b) of blocks.
-
-| rows | kernel | qkv 6144 x 4096 | o 4096 x 4096 | gate_up 24576 x 4096 | down 4096 x 12288 |
-|--|--|--|--|--|--|
-| | floor of fp8 (of bfloat16) | 5.9 (11.7) | 3.9 (7.8) | 23.4 (46.8) | 11.7 (23.4) |
-| 1 | ``fp8_gemv`` (a) / (b) | 8.0 / 8.4 | 6.4 / 6.3 | 29.6 / 25.9 | 15.8 / 18.6 |
-| 1 | cuBLAS in bfloat16 | 16.1 | 12.6 | 48.5 | 29.0 |
-| 8 | ``fp8_skinny`` (a) / (b) | 10.2 / 10.7 | 9.4 / 9.8 | 30.5 / 30.6 | 20.5 / 22.5 |
-| 8 | cuBLAS in bfloat16 | 15.3 | 12.5 | 53.5 | 29.8 |
-| 32 | rounded, cuBLAS (a) / (b) | 18.6 / 16.3 | 15.1 / 15.9 | 43.3 / 37.7 | 35.4 / 38.6 |
-| 32 | cuBLAS in bfloat16 | 16.4 | 13.0 | 50.1 | 28.9 |
-| 128 | rounded, cuBLAS (a) / (b) | 15.8 / 16.9 | 15.5 / 16.5 | 38.3 / 36.3 | 36.0 / 39.7 |
-| 128 | cuBLAS in bfloat16 | 17.0 | 13.3 | 54.1 | 33.1 |
-| 8192 | product alone (a) / (b) | | 206 / 248 | 1263 / 1464 | |
-| 8192 | cuBLAS in bfloat16 | 515 | 344 | 2031 | 1001 |
-
-Rounding takes 1.6 µs up to 128 rows and 25 at 8192. The kernels for few rows miss the floor by the
-start and end of programs that run for 4 to 8 steps.
+Up to 16 rows, kernels of our own multiply by the weights as they are stored; with more, rows are
+rounded to 8 bits and cuBLAS multiplies. On an H200, 1 to 8 rows take 50 to 78 % of bfloat16's time,
+32 to 128 rows 67 to 133 %, and thousands 60 to 72 % (docs/kernels.md).
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from asyncllm.kernels.triton.gemm.fp8_gemv import fp8_gemv
-from asyncllm.kernels.triton.gemm.fp8_skinny import choose_tile, fp8_skinny
+from asyncllm.kernels.triton.codes import fp8_numbers
+from asyncllm.kernels.triton.gemm.epilogue import dot, weight_rows, write
 from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
 from asyncllm.kernels.types import FP8_BLOCK, FP8_MAX, Fp8Matrix, Norm
+
+#: Columns of a product, those of a block of scales.
+COLUMNS = 128
+
+
+class Tile(NamedTuple):
+    """How a launch divides its work.
+
+    Attributes:
+        rows: of the weight, of a program.
+        warps: of a program.
+        stages: steps whose loads are in flight.
+    """
+
+    rows: int
+    warps: int
+    stages: int
+
+
+@triton.jit(do_not_specialize=["M"])
+def _fp8_skinny(
+    out,  # [M, N], or [M, N / 2] if gated; also the residual
+    x,  # [M, K]
+    weight,  # e4m3 [N, K]
+    scale,  # float32 [N], or [ceil(N / 128), ceil(K / 128)]
+    bias,  # [N]
+    M,
+    N,
+    out_stride,
+    x_stride,
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    WARPS: tl.constexpr,
+    STAGES: tl.constexpr,
+    BLOCKED: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    ACT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    ROWS: tl.constexpr = BLOCK_N if ACT is None else 2 * BLOCK_N
+    STEP: tl.constexpr = WARPS * BLOCK_K
+    BLOCKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    tile = tl.program_id(0)
+    rows = weight_rows(tl.arange(0, ROWS), tile, N, BLOCK_N, ACT is not None)
+    m = tl.arange(0, BLOCK_M)
+    warp = tl.arange(0, WARPS)[:, None]
+    k = warp * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+    w_at = weight + (rows * K)[None, :, None] + k[:, None, :]
+    x_at = x + (m.to(tl.int64) * x_stride)[None, None, :] + k[:, :, None]
+    s_at = scale + (rows // 128 * BLOCKS)[None, :] + warp
+    has_row = (m < M)[None, None, :]
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+    acc = tl.zeros([WARPS, ROWS, BLOCK_M], tl.float32)
+    for start in tl.range(0, K, STEP, num_stages=STAGES):
+        if K % STEP == 0:
+            w = tl.load(w_at + start, eviction_policy="evict_first")
+            here = tl.load(x_at + start, has_row, other=0.0)
+        else:
+            w = tl.load(w_at + start, (start + k < K)[:, None, :], other=0.0)
+            here = tl.load(x_at + start, has_row & (start + k < K)[:, :, None], other=0.0)
+        w = fp8_numbers(w, here.dtype)
+        if BLOCKED:
+            block = start // BLOCK_K
+            factor = tl.load(s_at + block, warp < BLOCKS - block, other=0.0)[:, :, None]
+            acc += dot(w, here, tl.zeros_like(acc)) * factor
+        else:
+            acc = dot(w, here, acc)
+    y = tl.sum(acc, axis=0)
+    if not BLOCKED:
+        y *= tl.load(scale + rows)[:, None]
+    write(y, out, bias, tile, M, N, out_stride, BLOCK_M, BLOCK_N, BIAS, RESIDUAL, ACT)
+
+
+_launch_skinny = Launcher(_fp8_skinny)
+
+
+def fp8_skinny(tile: Tile, p: Projection[Fp8Matrix]) -> Tensor:
+    """For few rows: the weight is converted to the dtype of x in registers.
+
+    A program computes BLOCK_N outputs of all rows; its warps divide the columns. The weight is the
+    first operand, so that rows of x are padded to a multiple of 8, not 16.
+    """
+    x, weight = p.x, p.weight
+    out = p.output()
+    size, columns = weight.data.shape
+    block_n = tile.rows if p.act is None else tile.rows // 2
+    block_m = max(8, next_power_of_2(len(x)))
+    _launch_skinny(
+        (cdiv(out.shape[1], block_n), 1, 1),
+        (out, x, *weight, p.bias, len(x), size, out.stride(0), x.stride(0)),
+        (
+            *(columns, block_m, block_n, COLUMNS, tile.warps, tile.stages),
+            *(weight.is_blocked, *p.epilogue),
+        ),
+        tile.warps,
+    )
+    return out
+
+
+def choose_tile(size: int) -> Tile:
+    """The measured best for a weight of ``size`` rows."""
+    return Tile(32, 4, 3) if size >= 16384 else Tile(16, 4, 5)
+
+
+GEMV_ROWS, GEMV_COLUMNS, GEMV_WARPS = 4, 2048, 4  # of a program; GEMV_COLUMNS are loaded at once
+
+
+@triton.jit
+def _fp8_gemv(
+    out,  # [1, N], or [1, N / 2] if gated; also the residual
+    x,  # [1, K]
+    weight,  # e4m3 [N, K]
+    scale,  # float32 [N], or [ceil(N / 128), ceil(K / 128)]
+    bias,  # [N]
+    gain,  # [K]
+    N,
+    K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCKED: tl.constexpr,
+    NORM: tl.constexpr,
+    EPS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    ACT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    ROWS: tl.constexpr = BLOCK_N if ACT is None else 2 * BLOCK_N
+    CHUNKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    BLOCKS: tl.constexpr = (K + 127) // 128
+    SCALES: tl.constexpr = BLOCK_K // 128
+    tile = tl.program_id(0)
+    rows = weight_rows(tl.arange(0, ROWS), tile, N, BLOCK_N, ACT is not None)
+    k = tl.arange(0, BLOCK_K)
+    weights: tl.tuple = ()
+    gains: tl.tuple = ()
+    factors: tl.tuple = ()
+    for i in tl.static_range(CHUNKS):
+        at = weight + rows[:, None] * K + (i * BLOCK_K + k)[None, :]
+        if (i + 1) * BLOCK_K <= K:
+            weights += (tl.load(at, eviction_policy="evict_first"),)
+        else:
+            weights += (tl.load(at, (i * BLOCK_K + k < K)[None, :], other=0.0),)
+    for i in tl.static_range(CHUNKS):
+        if BLOCKED:
+            block = i * SCALES + tl.arange(0, SCALES)[None, :]
+            at = scale + (rows // 128 * BLOCKS)[:, None] + block
+            factors += (tl.load(at, block < BLOCKS, other=0.0),)
+        if NORM:
+            gains += (tl.load(gain + i * BLOCK_K + k, i * BLOCK_K + k < K, other=0.0),)
+    if not BLOCKED:
+        factor = tl.load(scale + rows)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+
+    y = tl.zeros([ROWS], tl.float32)
+    products = tl.zeros([ROWS, BLOCK_K], tl.float32)
+    squares = tl.zeros([BLOCK_K], tl.float32)
+    for i in tl.static_range(CHUNKS):
+        here = tl.load(x + i * BLOCK_K + k, i * BLOCK_K + k < K, other=0.0).to(tl.float32)
+        if NORM:
+            squares += here * here
+            here *= (1.0 + gains[i].to(tl.float32)) if OFFSET else gains[i].to(tl.float32)
+        if BLOCKED:
+            parts = tl.reshape(weights[i].to(tl.float32) * here[None, :], [ROWS, SCALES, 128])
+            y += tl.sum(tl.sum(parts, axis=2) * factors[i], axis=1)
+        else:
+            products += weights[i].to(tl.float32) * here[None, :]
+    if not BLOCKED:
+        y = tl.sum(products, axis=1) * factor
+    if NORM:
+        y *= tl.rsqrt(tl.sum(squares) / K + EPS)
+    write(y[:, None], out, bias, tile, 1, N, 0, 1, BLOCK_N, BIAS, RESIDUAL, ACT)
+
+
+_launch_gemv = Launcher(_fp8_gemv)
+
+
+def fp8_gemv(p: Projection[Fp8Matrix]) -> Tensor:
+    """For one row of x, on the CUDA cores: a program requests its whole weight before it waits."""
+    weight = p.weight
+    out = p.output()
+    size, columns = weight.data.shape
+    block_n = GEMV_ROWS if p.act is None else GEMV_ROWS // 2
+    _launch_gemv(
+        (cdiv(out.shape[1], block_n), 1, 1),
+        (out, p.x, *weight, p.bias, p.gain, size),
+        (columns, block_n, GEMV_COLUMNS, weight.is_blocked, *p.prologue, *p.epilogue),
+        GEMV_WARPS,
+    )
+    return out
+
 
 #: Up to this many rows, the weight is converted to the dtype of x.
 SKINNY = 16

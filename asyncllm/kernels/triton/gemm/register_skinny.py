@@ -6,16 +6,7 @@ tensor cores' product. This permutes the columns of both operands alike, which l
 as it is. So a program requests its weight before it waits for the kernel that writes x, and only
 the sums of the warps pass through shared memory.
 
-On an H200 with 8 rows, each projection in a chain of its own in a CUDA graph; "reading" is the time
-to read the weight at 4.3 TB/s:
-
-| weight | microseconds | reading | cuBLAS, with the kernels around it |
-|--|--|--|--|
-| 4096 x 1024, norm | 3.6 | 1.95 | 7.0 |
-| 1024 x 2048, residual | 2.2 | 0.98 | 5.9 |
-| 6144 x 1024, norm, gated | 4.6 | 2.9 | 8.5 |
-| 1024 x 3072, residual | 3.2 | 1.46 | 7.6 |
-
+Measured on an H200 (docs/kernels.md): with 8 rows, half of the time of cuBLAS.
 Loading x and the residual at once, not piece by piece as the compiler would, and letting the next
 kernel request its weights only then, saved 0.4 to 0.9 of each. On Hopper GPUs ``smem_resident`` is
 faster from four rows on, except for the second of these.

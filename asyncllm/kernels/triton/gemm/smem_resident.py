@@ -6,19 +6,9 @@ before it waits for the kernel that writes x. It normalises x on the way: x time
 goes to shared memory, where the tensor cores read both operands, and the squares of x are added up
 meanwhile.
 
-On an H200, each projection in a chain of its own in a CUDA graph, microseconds; "reading" is the
-weight at 4.3 TB/s. The prediction for 64 rows: 0.7 from one kernel to the next, x at 100 GB/s per
-multiprocessor, shared memory at 128 bytes a cycle, and 1.5 where programs share outputs:
-
-| weight | 8 | 16 | 32 | 64 rows | predicted | reading | cuBLAS, 16 rows, and around |
-|--|--|--|--|--|--|--|--|
-| 4096 x 1024, norm | 3.1 | 3.4 | 3.9 | 5.6 | 2.8 | 1.95 | 6.3 |
-| 1024 x 2048, residual | 2.3 | 2.7 | 3.6 | 5.5 | 3.2 | 0.98 | 5.9 |
-| 6144 x 1024, norm, gated | 4.1 | 4.5 | 5.5 | 7.4 | 3.3 | 2.9 | 8.6 |
-| 1024 x 3072, residual | 2.9 | 3.3 | 4.6 | 6.4 | 3.4 | 1.46 | 7.8 |
-
-x takes longer than predicted: every 32 KiB of it that a program reads add 0.5 to 0.8. Letting the
-next kernel request its weights only after x has been requested saves 0.2 to 1.0.
+Measured on an H200 (docs/kernels.md): with 16 rows, half of the time of cuBLAS.
+Every 32 KiB of x that a program reads add 0.5 to 0.8 us. Letting the next kernel request its
+weights only after x has been requested saves 0.2 to 1.0 us.
 """
 
 from __future__ import annotations

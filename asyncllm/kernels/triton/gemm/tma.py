@@ -5,17 +5,7 @@ tensor memory accelerator copy blocks of the weight, and of x, to two rings in s
 warpgroup multiplies them. The ring of the weight is filled while the previous kernel still writes
 x. Another kernel normalises x.
 
-On an H200, each projection in a chain of its own in a CUDA graph, microseconds, the norm included;
-"reading" is the weight at 4.3 TB/s. The prediction for up to 32 rows: 14, 9.8, 47.5 and 26.
-
-| weight | 8 | 16 | 32 | 64 rows | reading | cuBLAS, 8 and 32 rows, and around |
-|--|--|--|--|--|--|--|
-| 6144 x 4096, norm | 14.2 | 15.1 | 16.3 | 17.5 | 11.7 | 17.2, 18.6 |
-| 4096 x 4096, residual | 9.1 | 10.0 | 11.3 | 13.3 | 7.8 | 13.3, 13.9 |
-| 24576 x 4096, norm, gated | 47.6 | 48.3 | 49.3 | 50.6 | 46.8 | 57.4, 54.2 |
-| 4096 x 12288, residual | 23.9 | 25.8 | 27.7 | 31.7 | 23.4 | 30.9, 30.6 |
-| 151936 x 4096, norm | 280 | 283 | 288 | 293 | 289 | 302, 308 |
-
+Measured on an H200 (docs/kernels.md): 8 rows take at most 22 % longer than reading the weight.
 More rows take longer because of x: a program of 32 outputs and 32 rows reads as many bytes of x as
 of the weight, and only large weights have a program of 192 outputs for every multiprocessor. Where
 programs are small, rings of half the shared memory are 2 us faster than rings of all of it: the

@@ -5,23 +5,11 @@ the products with up to 256 rows of x. Where there are few outputs, programs sha
 each multiplies a part of the columns, then adds up the sums of all programs for a part of the rows
 of x. They wait for each other: see ``kernels.triton.waiting``.
 
-On an H200, each projection in a chain of its own in a CUDA graph, microseconds, the norm included.
-The prediction for 128 rows: 17.7, 12.5, 53 and 31, from 4.3 TB/s for the weight, 6.5 from the L2
-cache to the multiprocessors, and 3.5 where programs share outputs.
-
-| weight | 64 | 96 | 128 | 160 | 192 rows | reading | cuBLAS and around, 64 to 192 |
-|--|--|--|--|--|--|--|--|
-| 6144 x 4096, norm | 16.2 | 17.8 | 18.9 | 19.2 | 22.2 | 11.7 | 18.8, 19.4, 18.6, 21.1, 22.6 |
-| 4096 x 4096, residual | 12.0 | 13.1 | 14.0 | 15.0 | 16.6 | 7.8 | 11.6, 15.0, 13.9, 18.8, 17.4 |
-| 24576 x 4096, norm, gated | 50.5 | 53.1 | 55 | 59 | 64.2 | 46.8 | 53.7, 56.9, 61, 61.9, 67.2 |
-| 4096 x 12288, residual | 28.5 | 30.6 | 32.3 | 34.3 | 37.5 | 23.4 | 31.7, 35.0, 34.1, 36.6, 52.1 |
-
-The L2 cache delivers more than predicted, up to 9 TB/s: the fastest programs have 64 rows of the
-weight, which need most from it, and two of them share a tile, not four. Fewer bytes in flight cost
-much: with half of the shared memory, to leave room for the next kernel, up to 60 %. A ring of x
-with fewer stages, as in ``tma``, leaves more room to the weight and gains nothing. From 224 rows on
-only the gated projection is faster here than in cuBLAS, which multicasts x to several
-multiprocessors; Triton 3.6 cannot.
+Measured on an H200 (docs/kernels.md): as fast as cuBLAS or up to 28 % faster.
+The fastest programs have 64 rows of the weight, and two of them share a tile, not four. Fewer bytes
+in flight cost much: with half of the shared memory, to leave room for the next kernel, up to 60 %.
+From 224 rows on only the gated projection is faster here than in cuBLAS, which multicasts x to
+several multiprocessors; Triton 3.6 cannot.
 """
 
 from __future__ import annotations

@@ -27,8 +27,7 @@ from triton.language import debug_barrier
 
 from asyncllm.kernels.triton.activation import activate
 from asyncllm.kernels.triton.gemm.projection import Projection
-from asyncllm.kernels.triton.launch import cdiv, next_power_of_2
-from asyncllm.kernels.triton.scratch import Scratch
+from asyncllm.kernels.triton.launch import Scratch, cdiv, next_power_of_2
 
 #: Rows of the first operand of a warpgroup's product.
 ROWS = gl.constexpr(64)

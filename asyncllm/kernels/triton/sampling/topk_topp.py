@@ -6,15 +6,8 @@ that reach the bound are read again, usually in one chunk. Among their tokens th
 found by bisecting the bits of the weights, and the token is drawn. With several chunks, the first
 steps of the bisection pass over all of them, until the tokens between the bounds fit into one.
 
-On an H200, µs of this kernel with 151,936 bfloat16 logits, in a chain of launches:
-
-| rows | top-k 20, top-p 0.95 | top-p 0.9: few tokens | top-p 0.9: 90,000 tokens | top-k 1000 |
-|------|----------------------|-----------------------|--------------------------|------------|
-| 1    | 12                   | 8                     | 180                      | 45         |
-| 256  | 31                   | 22                    | 390                      | 99         |
-
-The first two take some 25 reductions over a program, about 0.2 µs each, and four dependent reads;
-the others five to ten passes over the listed blocks.
+On an H200, top-k 20 with top-p 0.95 takes 12 us for one row and 31 for 256: some 25 reductions over
+a program and four dependent reads. A top-p that keeps 90,000 tokens takes 180 and 390.
 """
 
 from __future__ import annotations
