@@ -51,7 +51,7 @@ _HOMES = {
     "Client": "asyncllm.llm.client.client",
     "Completion": "asyncllm.types",
     "DeadlineExceeded": "asyncllm.errors",
-    "EmbeddingParams": "asyncllm.types",
+    "EmbeddingParams": "asyncllm.types.embedding",
     "EngineConfig": "asyncllm.config",
     "EngineDead": "asyncllm.errors",
     "FinishReason": "asyncllm.types",

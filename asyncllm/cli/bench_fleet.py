@@ -29,7 +29,6 @@ _LEGEND: Final = (
 
 
 def add_fleet(actions: Commands) -> None:
-    """Add the action."""
     parser = actions.add_parser(
         "fleet",
         help="many replicas in simulated time",

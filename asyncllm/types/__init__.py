@@ -1,8 +1,6 @@
 """The types that every layer shares: parameters, prompts and outputs."""
 
-from asyncllm.types.embedding import EmbeddingParams as EmbeddingParams
 from asyncllm.types.embedding import Pooling as Pooling
-from asyncllm.types.embedding import embedding_params as embedding_params
 from asyncllm.types.outputs import Completion as Completion
 from asyncllm.types.outputs import FinishReason as FinishReason
 from asyncllm.types.outputs import Prompt as Prompt
@@ -23,7 +21,6 @@ from asyncllm.types.params import MAX_LOGPROBS as MAX_LOGPROBS
 from asyncllm.types.params import MAX_STOP_LENGTH as MAX_STOP_LENGTH
 from asyncllm.types.params import MAX_STOP_STRINGS as MAX_STOP_STRINGS
 from asyncllm.types.params import Int32 as Int32
-from asyncllm.types.params import Int64 as Int64
 from asyncllm.types.params import LogitParams as LogitParams
 from asyncllm.types.params import Reasoning as Reasoning
 from asyncllm.types.params import SamplingParams as SamplingParams

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     parser.description = (
         "Answer a batch file in OpenAI's format: chat completions, completions, embeddings and "
         "responses, one request per line. A wrong line gets an error; the other lines are "

@@ -35,7 +35,6 @@ _COMMANDS = """\
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     parser.description = (
         "Talk to a model, loaded here or served elsewhere.\nFrom a pipe, each line is a message."
     )

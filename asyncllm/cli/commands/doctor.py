@@ -46,7 +46,6 @@ _GROWING: Final = "Requests come faster than they are served: waiting has no end
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     parser.description = (
         "Predict whether a model fits on given GPUs, how large its KV cache will be, and how fast "
         "it answers. It needs no GPU and no weights, only the model's config.json. The real "

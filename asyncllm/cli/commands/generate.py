@@ -47,7 +47,6 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     parser.description = (
         "Answer a file of prompts. After an interruption, run the same command again: it "
         "continues where it stopped, and tries failed prompts again."

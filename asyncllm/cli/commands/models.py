@@ -23,7 +23,6 @@ values. 'asyncllm models MODEL' computes both; docs/models.md says what was test
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     parser.description = (
         "List the families of models that are served, with the names that their config.json has "
         "in 'architectures'. With a MODEL, print its family and the memory that it needs; its "

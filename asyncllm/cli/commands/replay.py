@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     parser.description = (
         "Run the scheduler again on a recording of serve --trace, and check that it makes the "
         "same plans."

@@ -41,7 +41,6 @@ log = logging.getLogger(__name__)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     parser.description = "Serve a model over HTTP, with OpenAI's API."
     add_model(parser)
     add_config_options(parser, EngineConfig, ServerConfig, RayConfig)
