@@ -56,7 +56,7 @@ class ToolUseBlock(msgspec.Struct):
     """A call that the model has made; ``input`` is an object, or whatever the model has written."""
 
     type: Literal["tool_use"]
-    name: str | None = None
+    name: str | None
     id: str | None = None
     input: Any = None
     cache_control: CacheControl | None = None

@@ -227,7 +227,7 @@ class OpenAIFields(GeneratingFields, kw_only=True):
 class CalledFunction(msgspec.Struct):
     """``arguments`` is JSON in a string, the object itself, or whatever a model has written."""
 
-    name: str | None = None
+    name: str | None
     arguments: Any = "{}"
 
 

@@ -76,7 +76,7 @@ WITHOUT_EFFECT: Final[dict[str, tuple[Any, ...]]] = {
 class OllamaFunctionCall(msgspec.Struct):
     """The function and its arguments: an object, or whatever a model has written."""
 
-    name: str | None = None
+    name: str | None
     arguments: Any = None
     index: int | None = None
     description: str | None = None

@@ -35,7 +35,7 @@ class InputCall(msgspec.Struct):
     """A call that the model has made; ``arguments`` is JSON in a string, or what it wrote."""
 
     type: Literal["function_call"]
-    name: str | None = None
+    name: str | None
     call_id: str | None = None
     arguments: Any = ""
     namespace: str | None = None

@@ -80,8 +80,8 @@ def _read_answer(formed: Message) -> None:
 
 def _call(call: Any) -> dict[str, Any]:
     match call:
-        case {"function": dict(function)} if isinstance(name := function.get("name") or "", str):
-            return {**call, "type": "function", "function": {**function, "name": name}}
+        case {"function": {"name": str() | None as name} as function}:
+            return {**call, "type": "function", "function": {**function, "name": name or ""}}
         case {"custom": {"name": str(name)} as custom}:  # OpenAI's calls with text for arguments
             function = {"name": name, "arguments": {"input": custom.get("input", "")}}
             rest = {key: value for key, value in call.items() if key != "custom"}
