@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong, PayloadEncodingError
+from aiohttp.streams import EMPTY_PAYLOAD
 
 from asyncllm.server.http.bodies import CutShort
 from asyncllm.server.http.cuts import CUTS, MERGE_BYTES, CutIfSlow, Cuts, unread
@@ -20,6 +21,8 @@ from asyncllm.supervise.crowd import Crowd, Use
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from aiohttp import StreamReader
 
 log = logging.getLogger(__name__)
 
@@ -53,12 +56,13 @@ class Connection(web.RequestHandler):
         half_closed: watches the client once it has closed its side.
     """
 
-    __slots__ = ("_num_answered", "_watchers", "first", "half_closed", "use")
+    __slots__ = ("_last_body", "_num_answered", "_watchers", "first", "half_closed", "use")
 
     def __init__(self, manager: web.Server, watchers: Watchers, **options: Any):
         super().__init__(manager, **options)
         self._watchers = watchers
         self._num_answered = 0
+        self._last_body: StreamReader = EMPTY_PAYLOAD
         self.first: Sequence[bytes] = ()
         self.use = Use.FREELY
         self.half_closed: HalfClosed | None = None
@@ -74,6 +78,8 @@ class Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self._messages:  # a request leaves them one turn before it is handled
+            self._last_body = self._messages[-1][1]
         if self._is_answering():
             self._watchers.crowd.works(self)
 
@@ -90,9 +96,8 @@ class Connection(web.RequestHandler):
         except PayloadEncodingError:
             # In the middle of a body. Whoever reads it ends the connection; a request that is
             # refused without its body gets its answer.
-            request = self._current_request
-            body = self._messages[-1][1] if self._messages or request is None else request.content
-            body.set_exception(CutShort("the client has closed its side in the middle of it"))
+            end = CutShort("the client has closed its side in the middle of it")
+            self._last_body.set_exception(end)
         except HttpProcessingError:
             pass  # the answer to it is on its way
         self.half_closed = HalfClosed(self._loop, self.transport, self._probe)
