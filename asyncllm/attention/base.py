@@ -141,7 +141,7 @@ class ForwardBatch:
     logit_rows_only: bool = False
 
     def for_last_layer(self) -> Self:
-        """The same step with ``logit_rows_only``, if that leaves fewer tokens but not none."""
+        """This step with ``logit_rows_only`` set, if that leaves fewer tokens but not none."""
         if self.sample_rows is None or not 0 < len(self.sample_rows) < len(self.input_ids):
             return self
         return replace(self, logit_rows_only=True)

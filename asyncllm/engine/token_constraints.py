@@ -49,7 +49,7 @@ def prepare(
     limits: EngineLimits,
     grammar: CompiledGrammar | None = None,
 ) -> PreparedParams:
-    """The same parameters, with constraints.
+    """``params`` with their constraints compiled.
 
     Args:
         words: the token ids of ``params.bad_words``.

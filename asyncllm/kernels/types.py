@@ -91,7 +91,7 @@ class AttentionSpec:
 
     @property
     def kind(self) -> AttentionSpec:
-        """The same for layers that differ only in the pages that they use."""
+        """Equal for two layers whose attention differs only in the pages that they use."""
         return replace(self, layer=0, shares=None if self.shares is None else 0)
 
     @property

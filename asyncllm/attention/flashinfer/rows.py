@@ -120,7 +120,7 @@ class HostRows(NamedTuple):
 
 
 class DeviceRows(NamedTuple):
-    """The same on the device, for kernels; int32.
+    """The rows of a step on the device, for kernels; int32.
 
     Attributes:
         q_indptr, kv_indptr, last_page_len, slots: as in ``HostRows``.

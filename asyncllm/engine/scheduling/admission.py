@@ -101,10 +101,10 @@ class Admission:
             return self._forecast.wait(*ahead, 0, num_running)  # pages are scarcer than slots
         return self._forecast.wait(*ahead, num_free_slots, self._limits.max_num_seqs)
 
-    def look(self, now: float) -> None:
-        """Account for the time since the last look."""
+    def advance_clock(self, now: float) -> None:
+        """Account for the time since the last call: the waits, and pins that expire."""
         self._now, self._given_up = now, {}
-        self._waits.look(now)
+        self._waits.advance_clock(now)
         self._cache.expire_pins(now)
 
     def pages_soon(self) -> int:

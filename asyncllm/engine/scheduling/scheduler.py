@@ -115,7 +115,7 @@ class Scheduler:
 
     def add(self, seq: Sequence, now: float) -> None:
         """Queue a new sequence."""
-        self._admission.look(now)
+        self._admission.advance_clock(now)
         seq.timeline.note(now, self._landed, "queued", self.num_waiting)
         self._admission.push(seq)
 
@@ -123,7 +123,7 @@ class Scheduler:
         """End a sequence; its tokens in flight are dropped, its computed pages stay cached."""
         if seq.state is SeqState.FINISHED:
             return
-        self._admission.look(now)
+        self._admission.advance_clock(now)
         seq.timeline.note(now, self._landed, "finished", len(seq.tokens))
         if len(seq.tokens) > seq.num_prompt and not seq.failed:
             self._forecast.saw_output(seq, len(seq.tokens) - seq.num_prompt)
@@ -157,7 +157,7 @@ class Scheduler:
             now: seconds; only timelines and pins depend on it.
         """
         step = Step(number)
-        self._admission.look(now)
+        self._admission.advance_clock(now)
         if self._trials.active:
             self._run_trials(step, now)
         self._decode.plan(step, now, self.num_waiting)

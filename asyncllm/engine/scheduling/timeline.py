@@ -39,8 +39,8 @@ class WaitClock:
         self.reason: HeadWait | None = None  # None when nothing waits
         self._now = 0.0
 
-    def look(self, now: float) -> None:
-        """Add the time since the last look to the present ``reason``."""
+    def advance_clock(self, now: float) -> None:
+        """Add the time since the last call to the present ``reason``."""
         if self.reason is not None:
             self.sums[self.reason] += now - self._now
         self._now = now

@@ -332,7 +332,7 @@ class _Memory:
 
 
 def _borrowed(tensor: Tensor) -> Tensor:
-    """The same contiguous memory, without keeping it.
+    """A view of contiguous memory that does not keep the memory allocated.
 
     All graphs share one pool. What a graph's tensors do not keep, other graphs use for themselves,
     so results of one replay last until the next.

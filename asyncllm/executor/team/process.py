@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
@@ -43,7 +43,6 @@ class PeerProcess:
         module: str,
         settings: object,
         fds: Collection[int] = (),
-        env: Mapping[str, str] | None = None,
         *,
         name: str = "",
     ):
@@ -52,7 +51,6 @@ class PeerProcess:
         Args:
             settings: what ``enter_team`` returns there; anything that msgspec encodes.
             fds: descriptors that the peer gets under the same numbers. They stay the caller's.
-            env: changes to this process's environment.
             name: what the log calls it; "rank N" by default.
 
         Raises:
@@ -83,7 +81,7 @@ class PeerProcess:
                 [sys.executable, "-P", "-m", module, *map(str, map(int, arguments))],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(*inherited, *fds),
-                env={**os.environ, "PYTHONPATH": _python_path(), **(env or {})},
+                env={**os.environ, "PYTHONPATH": _python_path()},
                 start_new_session=True,
             )
             on_error.callback(self._process.wait)

@@ -151,38 +151,6 @@ def mxfp4_numbers(packed):
 
 
 @triton.jit
-def mxfp4_halves(packed):
-    """What ``mxfp4_numbers`` gives, but times 2^-14, as float16: of fewer operations."""
-    if NATIVE:
-        return tl.inline_asm_elementwise(
-            """{
-            .reg .b32 sign, rest;
-            and.b32 $0, $4, 0x8E008E00;
-            shl.b32 rest, $4, 3;
-            and.b32 $1, rest, 0x8E008E00;
-            shl.b32 sign, $4, 1;
-            and.b32 sign, sign, 0x80008000;
-            shl.b32 rest, $4, 6;
-            lop3.b32 $2, rest, 0x0E000E00, sign, 0xEA;
-            shl.b32 sign, $4, 2;
-            and.b32 sign, sign, 0x80008000;
-            shl.b32 rest, $4, 9;
-            lop3.b32 $3, rest, 0x0E000E00, sign, 0xEA;
-            }""",
-            "=&r,=&r,=&r,=&r,r",
-            [packed],
-            (tl.float16, tl.float16),
-            is_pure=True,
-            pack=4,
-        )
-    else:
-        first, second = _mxfp4_codes(packed)
-        return _placed(first, 9).to(tl.float16, bitcast=True), _placed(second, 9).to(
-            tl.float16, bitcast=True
-        )
-
-
-@triton.jit
 def _mxfp4_codes(packed):
     """The codes of the first and of the second columns, without looking at two at a time."""
     words: tl.constexpr = packed.shape[1] // 4

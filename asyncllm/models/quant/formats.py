@@ -257,7 +257,7 @@ def _cut(
 
 
 def _reordered(value: Tensor | Matrix, order: Tensor) -> Tensor | Matrix:
-    """The same with its rows in another order.
+    """A tensor or matrix with its rows in another order.
 
     Raises:
         ModelError: rows of an fp8 matrix would leave the block with which they share a scale.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,15 +19,20 @@ from asyncllm.errors import ModelError
 from asyncllm.kernels import activation
 from asyncllm.kernels.attention import encode_heads
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding, Routing
+from asyncllm.models.base import CausalLM
 from asyncllm.models.config.base import ACTIVATIONS, check_activation
 from asyncllm.models.config.gemma4 import Gemma4Config
+from asyncllm.models.first_layers import first_layers, layer_kinds
 from asyncllm.models.layers.embedding import Embedding
 from asyncllm.models.layers.moe import Experts, SparseMoE
 from asyncllm.models.layers.norm import Float32RMSNorm, GemmaRMSNorm, RMSNorm
 from asyncllm.models.layers.parameter import Placement
 from asyncllm.models.layers.rotary import rotary_frequencies, rotary_table
 from asyncllm.models.layers.router import BalancedRouter, Router
+from asyncllm.models.loading.loader import make_model
 from asyncllm.models.rope import RopeConfig
+from asyncllm.models.spec import read_spec
+from tests.support.models import tiny_models
 
 FLOAT32 = Placement(torch.float32, torch.device("cpu"))
 BFLOAT16 = Placement(torch.bfloat16, torch.device("cpu"))
@@ -189,3 +195,39 @@ def test_unknown_activations() -> None:
     with pytest.raises(ModelError, match=r"'snake'.*silu"):
         check_activation("snake")
     assert set(ACTIVATIONS) == set(activation.ACTIVATIONS)
+
+
+def make(family: str, folder: Path, **config: int) -> CausalLM:
+    spec = read_spec(tiny_models.make(family, folder, **config))
+    return make_model(spec, torch.bfloat16, torch.device("meta"))
+
+
+@pytest.mark.parametrize("family", ["llama", "opt", "olmoe"])
+def test_three_of_many_that_are_alike(family: str, tmp_path: Path) -> None:
+    model = make(family, tmp_path, num_hidden_layers=9)
+    short = first_layers(model)
+    assert len(layer_kinds(short)) == len(short.attention_specs) == 3
+    # The model itself stays as it is.
+    assert len(layer_kinds(model)) == 9
+    parameters = dict(model.named_parameters())
+    assert all(parameters[name] is own for name, own in short.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("family", "layers"),
+    [
+        ("gemma3", 8),  # five of six have a window
+        ("smollm3", 6),  # every fourth has no positions
+        ("glm4_moe", 4),  # the first has no experts
+    ],
+)
+def test_every_kind_of_layer_is_there(family: str, layers: int, tmp_path: Path) -> None:
+    model = make(family, tmp_path, num_hidden_layers=12)
+    short = first_layers(model)
+    assert set(layer_kinds(short)) == set(layer_kinds(model))
+    assert len(layer_kinds(short)) == layers
+
+
+def test_a_model_of_few_layers_stays_whole(tmp_path: Path) -> None:
+    model = make("llama", tmp_path, num_hidden_layers=3)
+    assert first_layers(model) is model

@@ -21,6 +21,8 @@ import pytest
 from asyncllm import AsyncLLM, SamplingParams
 from asyncllm.errors import EngineDead, ModelError
 from asyncllm.executor.team import remote
+from asyncllm.executor.team.station_messages import BEAT_SECONDS, Beat
+from asyncllm.executor.team.status import LastOperation
 from tests.support.team.ranks import executors, peers
 from tests.support.team.station import StationProcess, stations
 
@@ -133,3 +135,15 @@ async def test_a_station_that_is_not_there() -> None:
         station.wait(SECONDS)
         with pytest.raises(ModelError, match=r"^machine 127.0.0.1, of rank 1: .*refused"):
             await AsyncLLM(machines=machines, tp=2, **FIELDS).start()
+
+
+def test_what_a_rank_still_does_keeps_its_time() -> None:
+    """Else the watchdog would take each beat for progress."""
+    now = time.monotonic()
+    hangs, goes_on = LastOperation("wait", 7, now - 3), LastOperation("launch", 8, now)
+    first = Beat.of([hangs, goes_on]).last_operations([hangs, goes_on])
+    later = Beat.of([hangs, LastOperation("launch", 9, now)]).last_operations(first)
+    assert later[0] == first[0] == hangs
+    assert later[1].step == 9
+    again = Beat.of([hangs._replace(at=now + BEAT_SECONDS)]).last_operations([hangs])
+    assert again[0].at > hangs.at

@@ -55,7 +55,7 @@ class Projection(NamedTuple, Generic[W]):
         return torch.empty(shape, dtype=self.dtype or self.x.dtype, device=self.x.device)
 
     def normalised(self) -> Projection[W]:
-        """The same with x normalised by a kernel of its own."""
+        """The projection that is left after a kernel of its own has normalised x."""
         if self.norm is None:
             return self
         return self._replace(x=rms_norm(self.x, self.norm), norm=None)
