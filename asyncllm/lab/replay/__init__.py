@@ -8,5 +8,5 @@ published logs, and others made up to be hard on a scheduler.
     trace = Trace.read("run.trace")  # asyncllm.engine.recording.trace_file
     replayed = verify(trace)  # asyncllm.lab.replay.verify
     assert replayed.mismatch is None
-    figures = simulate(replayed, Variant.parse("budget=1024"))  # .simulate, .variants
+    figures = simulate(replayed, Variant.parse("budget=1024"))  # asyncllm.lab.replay.simulate
 """
