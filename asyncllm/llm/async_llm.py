@@ -9,15 +9,11 @@ from typing import TYPE_CHECKING, Any, overload
 from asyncllm.config.server_config import ServerConfig
 from asyncllm.engine.requests.history import RequestTrace
 from asyncllm.engine.requests.mailbox import Mailbox
-from asyncllm.engine.token_constraints import is_prepared, prepare
 from asyncllm.errors import BadRequest
-from asyncllm.llm.beam_search import BeamSearch
 from asyncllm.llm.brief_errors import BRIEF, brief, shorten
 from asyncllm.llm.embedding import embed
 from asyncllm.llm.generation import Batch, Intake, collect, read_request, tenant_of
-from asyncllm.llm.replicas.engine import ReplicaSearch, ReplicatedEngine
 from asyncllm.llm.served_model import ServedModel
-from asyncllm.text.bad_words import bad_word_ids
 from asyncllm.types import (
     Completion,
     Prompt,
@@ -27,7 +23,7 @@ from asyncllm.types import (
     TokenDelta,
     is_single,
 )
-from asyncllm.types.beam_search import Beam, BeamSearchParams
+from asyncllm.types.beam_search import Beam, BeamSearchParams, Search
 from asyncllm.types.embedding import EmbeddingParams, embedding_params
 from asyncllm.types.validate import check_kind
 
@@ -129,7 +125,7 @@ class AsyncLLM(ServedModel):
         params: BeamSearchParams,
         scheduling: SchedulingParams | None = None,
         reservation: Reservation | None = None,
-    ) -> BeamSearch | ReplicaSearch:
+    ) -> Search:
         """A search that was accepted and is still to be run.
 
         Args:
@@ -139,12 +135,7 @@ class AsyncLLM(ServedModel):
             BadRequest: it can never be served.
             QueueFull: too much is waiting already, and there is no reservation.
         """
-        parts = self._own
-        if isinstance(parts.engine, ReplicatedEngine):
-            return ReplicaSearch(parts.engine, prompt_ids, params, scheduling, reservation)
-        return BeamSearch(
-            parts.engine, parts.tokenizer, prompt_ids, params, scheduling, reservation
-        )
+        return self._own.engine.search(prompt_ids, params, scheduling, reservation)
 
     @brief
     async def embed(
@@ -201,14 +192,7 @@ class AsyncLLM(ServedModel):
         Raises:
             BadRequest: a constraint is invalid.
         """
-        parts = self._own
-        if is_prepared(params) or isinstance(parts.engine, ReplicatedEngine):
-            return params  # replicas prepare them
-        words = await bad_word_ids(parts.tokenizer, params.bad_words)
-        grammar = None
-        if params.grammar is not None:
-            grammar = await parts.structured.compile(params.grammar)
-        return prepare(params, words, parts.engine.limits, grammar)
+        return await self._own.engine.prepare(params)
 
     def submit(
         self,

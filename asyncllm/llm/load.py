@@ -12,13 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from asyncllm import demo
 from asyncllm.config import EngineConfig
 from asyncllm.engine.cache.changes import CacheChanges
 from asyncllm.engine.cache.manager import KVCacheManager
-from asyncllm.engine.engine import Engine
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.recording.record import RecordedScheduler
 from asyncllm.engine.scheduling.scheduler import Scheduler
@@ -28,6 +25,7 @@ from asyncllm.executor.team.machines import Machines
 from asyncllm.executor.thread_executor import LAUNCH_PATIENCE, StepWorker, ThreadExecutor
 from asyncllm.llm.compile_ahead import CompileAhead
 from asyncllm.llm.early_checks import check_early
+from asyncllm.llm.loaded import Loaded, OwnEngine
 from asyncllm.llm.replicas.engine import ReplicatedEngine
 from asyncllm.models.loading.hub import resolve_folder
 from asyncllm.models.registry import is_multimodal
@@ -42,7 +40,6 @@ from asyncllm.text.parsing import calls_writer, choose_formats
 from asyncllm.text.structured import StructuredOutput
 from asyncllm.text.tokenizer import Tokenizer
 from asyncllm.types import SamplingParams
-from asyncllm.types.embedding import EmbeddingParams
 from asyncllm.types.sampling_defaults import SamplingDefaults
 from asyncllm.wire.executor import Executor
 
@@ -51,38 +48,6 @@ if TYPE_CHECKING:
     from asyncllm.executor.process.grammars import RemoteGrammars
 
 log = logging.getLogger(__name__)
-
-
-class Loaded(msgspec.Struct, frozen=True):
-    """All parts of a loaded model."""
-
-    spec: ModelSpec
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate | None
-    chat_reader: ChatReader
-    structured: StructuredOutput | RemoteGrammars
-    default_params: SamplingParams
-    default_embedding: EmbeddingParams
-    executor: Executor | ReplicatedEngine
-    engine: Engine | ReplicatedEngine
-    recorded: RecordedScheduler | None
-    kv_events: KVEventPublisher | None
-    startup: StartupBill
-
-    async def aclose(self) -> None:
-        gc.unfreeze()
-        try:
-            await self.engine.aclose()
-            if self.recorded is not None:
-                self.recorded.stop_recording("the engine was closed")
-            if self.kv_events is not None:
-                self.kv_events.close()
-        finally:
-            try:
-                await self.executor.close()
-            finally:  # also when closing is cancelled
-                self.tokenizer.close()
-                self.structured.close()
 
 
 def name_of(model: str | None) -> str:
@@ -169,7 +134,7 @@ async def load(
     scheduler = recorded or Scheduler.create(limits, policy)
     if kv_events is not None:
         _publish(scheduler.cache, kv_events)
-    engine = Engine(limits, executor, scheduler, tokenizer.detokenizer, clock=clock)
+    engine = OwnEngine(limits, executor, scheduler, tokenizer, structured, clock)
     engine.start()
     executor.on_death(engine.give_up)
     # A full collection visits everything loaded, which takes 0.2 s; it leaves out what is frozen,
@@ -177,10 +142,8 @@ async def load(
     if gc.isenabled():
         gc.collect()
     gc.freeze()
-    text_parts = tokenizer, template, reader, structured
-    return Loaded(
-        spec, *text_parts, defaults, default_embedding, executor, engine, recorded, kv_events, bill
-    )
+    text_parts = tokenizer, template, reader
+    return Loaded(spec, *text_parts, defaults, default_embedding, engine, recorded, kv_events, bill)
 
 
 def _kv_events(config: EngineConfig) -> KVEventPublisher | None:
@@ -215,16 +178,15 @@ async def load_replicas(config: EngineConfig) -> Loaded:
     parts = _default_params(spec, config), read_embedding_params(folder)
     text = await run_in_daemon(_load_text, text_folder, config, template_source)
     engine = ReplicatedEngine(config)
-    bill, structured = StartupBill(), StructuredOutput()
+    bill = StartupBill()
     try:
         with bill.phase("replicas"):
             await engine.start()
     except BaseException:
         text[0].close()
-        structured.close()
         raise
     # Each replica publishes its own KV events.
-    return Loaded(spec, *text, structured, *parts, engine, engine, None, None, bill)
+    return Loaded(spec, *text, *parts, engine, None, None, bill)
 
 
 async def _find_files(config: EngineConfig) -> tuple[str | None, Path, Path]:

@@ -18,9 +18,9 @@ from asyncllm.errors import BadRequest, ContextLengthExceeded, EngineDead, NotRe
 from asyncllm.executor.startup_bill import StartupBill
 from asyncllm.executor.team.machines import Machines
 from asyncllm.llm.brief_errors import brief
-from asyncllm.llm.load import Loaded, load, load_replicas, name_of
+from asyncllm.llm.load import load, load_replicas, name_of
+from asyncllm.llm.loaded import Loaded
 from asyncllm.llm.options import engine_config
-from asyncllm.llm.replicas.engine import ReplicatedEngine
 from asyncllm.models.spec import ModelSpec
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.chat_template import ChatTemplate
@@ -133,10 +133,7 @@ class ServedModel:
     @property
     def ready(self) -> bool:
         """Whether requests are served now; with replicas, by one of them at least."""
-        engine = None if self._parts is None else self._parts.engine
-        if isinstance(engine, ReplicatedEngine):
-            return engine.is_ready
-        return engine is not None and engine.alive
+        return self._parts is not None and self._parts.engine.is_ready
 
     @property
     def healthy(self) -> bool:
@@ -150,7 +147,7 @@ class ServedModel:
     def give_up(self, cause: str) -> None:
         """A step hangs: fail all requests with EngineDead, and do not wait for it when closing."""
         if self._parts is not None:
-            self._parts.executor.abandon()
+            self._parts.engine.abandon()
             self._parts.engine.give_up(cause)
 
     # -- what is served --------------------------------------------------------------------------

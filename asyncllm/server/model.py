@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from asyncllm.executor.startup_bill import StartupBill
     from asyncllm.text.chat_reader import ChatReader
     from asyncllm.types import SamplingParams, SchedulingParams, Sink
-    from asyncllm.types.beam_search import Beam, BeamSearchParams
+    from asyncllm.types.beam_search import BeamSearchParams, Search
     from asyncllm.types.embedding import EmbeddingParams
 
 
@@ -38,12 +38,6 @@ class Architecture(Protocol):
 
     @property
     def architecture(self) -> str: ...
-
-
-class Search(Protocol):
-    """A beam search that is still to be run."""
-
-    async def run(self) -> list[Beam]: ...
 
 
 class Model(Protocol):

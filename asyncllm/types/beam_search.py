@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -64,3 +64,9 @@ class Beam(Completion):
 
     logprob: float = 0.0
     score: float = 0.0
+
+
+class Search(Protocol):
+    """A beam search that is still to be run."""
+
+    async def run(self) -> list[Beam]: ...

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -20,7 +19,7 @@ from asyncllm.types import SamplingParams, SchedulingParams, TokenDelta
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from asyncllm.config import EngineConfig, EngineLimits
     from asyncllm.engine.requests.history import RequestTrace
@@ -73,7 +72,7 @@ class ReplicatedEngine:
         except BaseException:
             for task in starting:
                 task.cancel()
-            await self.close()
+            await self.aclose()
             raise
         self.limits: EngineLimits = msgspec.structs.replace(limits, **self._bounds)
         self._requests.num_slots = limits.max_num_seqs * len(self._replicas)
@@ -90,10 +89,6 @@ class ReplicatedEngine:
         """Whether a replica takes requests now; else all are being started again, or dead."""
         return self.alive and any(replica.is_ready for replica in self._replicas)
 
-    @property
-    def now(self) -> float:
-        return time.perf_counter()
-
     async def stopped(self) -> str:
         await self._stopped.wait()
         return self._dead or ""
@@ -102,10 +97,8 @@ class ReplicatedEngine:
         self._die(cause)
 
     async def aclose(self) -> None:
-        self._die("engine closed")
-
-    async def close(self) -> None:
         """End all processes, which happens also if this is cancelled."""
+        self._die("engine closed")
         await asyncio.wait([replica.end() for replica in self._replicas])
 
     def abandon(self) -> None:
@@ -143,22 +136,32 @@ class ReplicatedEngine:
     def view(self, most: int = 64) -> LiveView:
         raise BadRequest("dp: the live view is of one replica", param="dp")
 
-    async def search(
+    def search(
         self,
         prompt_ids: Sequence[int],
         params: BeamSearchParams,
         scheduling: SchedulingParams | None,
         reservation: Reservation | None,
-    ) -> list[Beam]:
-        """A beam search in one of the replicas."""
-        found: asyncio.Future[list[Beam]] = asyncio.get_running_loop().create_future()
-        whole = SamplingParams(max_tokens=params.max_tokens, stop_token_ids=params.stop_token_ids)
-        prompt = check_request(prompt_ids, whole, self.limits).prompt
-        number = self._add("search", prompt, params, found, scheduling, reservation)
-        try:
-            return await found
-        finally:
-            self.abort(number)
+    ) -> ReplicaSearch:
+        """In one of the replicas; it is checked when it runs."""
+
+        async def run() -> list[Beam]:
+            found: asyncio.Future[list[Beam]] = asyncio.get_running_loop().create_future()
+            whole = SamplingParams(
+                max_tokens=params.max_tokens, stop_token_ids=params.stop_token_ids
+            )
+            prompt = check_request(prompt_ids, whole, self.limits).prompt
+            number = self._add("search", prompt, params, found, scheduling, reservation)
+            try:
+                return await found
+            finally:
+                self.abort(number)
+
+        return ReplicaSearch(run)
+
+    async def prepare(self, params: SamplingParams) -> SamplingParams:
+        """The replica that gets the request prepares them."""
+        return params
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -257,20 +260,7 @@ class ReplicatedEngine:
             self._fail(request, EngineDead(cause))
 
 
-class ReplicaSearch:
-    """A beam search that was accepted and is still to be run, in one of the replicas."""
+class ReplicaSearch(NamedTuple):
+    """A beam search that is still to be run, in one of the replicas."""
 
-    def __init__(
-        self,
-        engine: ReplicatedEngine,
-        prompt_ids: Sequence[int],
-        params: BeamSearchParams,
-        scheduling: SchedulingParams | None,
-        reservation: Reservation | None,
-    ):
-        self._engine = engine
-        self._arguments = (prompt_ids, params, scheduling, reservation)
-
-    async def run(self) -> list[Beam]:
-        """Raises like ``AsyncLLM.beam_search``."""
-        return await self._engine.search(*self._arguments)
+    run: Callable[[], Coroutine[Any, Any, list[Beam]]]

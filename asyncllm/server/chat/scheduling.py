@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from asyncllm.server.chat.requests import GeneratingFields
 from asyncllm.types import SchedulingParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncllm.engine.requests.reservations import Reservation
-    from asyncllm.server.chat.requests import GeneratingFields
     from asyncllm.server.model import Model
 
 
@@ -25,14 +25,10 @@ def scheduling_params(
     Raises:
         BadRequest: a value is out of range.
     """
-    given: dict[str, Any] = {"priority": body.priority, "cache_salt": body.cache_salt}
-    return SchedulingParams(
-        tenant=tenant,
-        deadline_ms=body.deadline_ms,
-        cache_ttl_s=body.cache_ttl_s,
-        isolated=isolated,
-        **{name: value for name, value in given.items() if value is not None},
-    )
+    fields = GeneratingFields.__struct_fields__
+    same = [name for name in SchedulingParams.__struct_fields__ if name in fields]
+    given = {name: value for name in same if (value := getattr(body, name)) is not None}
+    return SchedulingParams(tenant=tenant, isolated=isolated, **given)
 
 
 def expect_prompts(

@@ -14,7 +14,7 @@ from asyncllm.server.openai.options import num_generated
 from asyncllm.server.streaming.delivery import Delivery, WholeAnswer
 from asyncllm.server.streaming.sse import EventStream
 from asyncllm.types import FinishReason, SamplingParams, TokenDelta
-from asyncllm.types.beam_search import BeamSearchParams
+from asyncllm.types.beam_search import BeamSearchParams, Search
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,22 +22,14 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from asyncllm.server.chat.requests import OpenAIFields
-    from asyncllm.server.model import Search
     from asyncllm.server.service import Service
     from asyncllm.server.streaming.delivery import Reply
     from asyncllm.types import SchedulingParams
 
 #: Parameters of a search, and parameters of drawing, which it ignores.
-_SHARED: Final = frozenset(
-    (
-        "ignore_eos",
-        "logprobs",
-        "max_tokens",
-        "shown_special_tokens",
-        "skip_special_tokens",
-        "stop_token_ids",
-    )
-)
+_SHARED: Final = frozenset(BeamSearchParams.__struct_fields__).intersection(
+    SamplingParams.__struct_fields__
+) - {"temperature"}
 _OF_DRAWING: Final = frozenset(("min_p", "seed", "temperature", "top_k", "top_p"))
 _NEUTRAL: Final = SamplingParams()
 

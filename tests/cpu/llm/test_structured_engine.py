@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from asyncllm import AsyncLLM, BadRequest, SamplingParams
 from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.errors import ConstraintError
+from asyncllm.llm.loaded import OwnEngine
 from asyncllm.text.grammar import Choice, Ebnf, JsonSchema, Regex
 from asyncllm.text.structured import StructuredOutput
 from asyncllm.types import Completion, FinishReason, Reasoning
@@ -235,7 +236,9 @@ async def test_what_was_compiled_stays_as_long_as_its_request(
         await llm.prepare(SamplingParams(grammar=Regex(pattern), max_tokens=60))
         for pattern in patterns
     ]
-    structured = llm._started.structured
+    engine = llm._started.engine
+    assert isinstance(engine, OwnEngine)
+    structured = engine._structured
     assert isinstance(structured, StructuredOutput)
     compiler = structured._compiler
     assert compiler is not None

@@ -195,6 +195,9 @@ class Fake:
     def send(self, *message: Any) -> None:
         self.sent.append(message)
 
+    def end(self) -> asyncio.Future[None]:
+        return asyncio.ensure_future(asyncio.sleep(0))
+
     def numbers(self, kind: str) -> list[int]:
         return [number for sent, number, *_ in self.sent if sent == kind]
 
@@ -285,7 +288,7 @@ async def test_a_beam_search_is_checked_here(engine: ReplicatedEngine) -> None:
     params = BeamSearchParams(beam_width=2, max_tokens=2)
     for prompt in ([], [2**40], [-1], [10**6]):
         with pytest.raises(BadRequest, match="prompt"):
-            await engine.search(prompt, params, None, None)
+            await engine.search(prompt, params, None, None).run()
     assert engine._requests.all() == []
 
 
