@@ -58,7 +58,7 @@ def tag_rules(spec: StructuralTags, special_tokens: SpecialTokens, budget: Budge
         except TooSlow:
             raise
         except BadRequest as error:
-            raise BadRequest(f"tag {index}: {error.message}") from error
+            raise BadRequest(f"tag {tag.begin!r}: {error.message}") from error
     write = _rules_in_free_text if spec.free_text else _rules_of_tags_alone
     return "".join([*lines, *write(spec, special_tokens)])
 
@@ -147,7 +147,7 @@ def _openings(spec: StructuralTags, special_tokens: SpecialTokens) -> dict[_Open
     for index, tag in enumerate(spec.tags):
         trigger = next((one for one in triggers if tag.begin.startswith(one)), None)
         if trigger is None:
-            raise BadRequest(f"tag {index} begins with no trigger: {tag.begin!r}")
+            raise BadRequest(f"tag {tag.begin!r} begins with no trigger")
         used.add(trigger)
         opening = _opening(_split(trigger, special_tokens), special_tokens)
         rest = tag.begin[len(opening.before) + len(opening.special) :]

@@ -129,7 +129,7 @@ def test_special_tokens_of_tags_are_tokens() -> None:
         (StructuralTags((TOOL,), ("<function",)), "begins with no trigger"),
         (StructuralTags((TOOL,), ("<tool", "<tool_call>")), "part of the trigger"),
         (StructuralTags((TOOL,), ("<tool_call>", "<x>")), "no tag begins"),
-        (StructuralTags((Tag("<a>", {"$ref": "x"}, ""),), ("<a>",)), r"tag 0: schema #: '\$ref'"),
+        (StructuralTags((Tag("<a>", {"$ref": "x"}, ""),), ("<a>",)), r"<a>.: schema #: .\$ref"),
         (StructuralTags((Tag("<a>", True, "<|im_end|>."),), ("<a>",)), "ends the output"),
         (Choice(("\ud800",)), "surrogate"),
     ],
