@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from asyncllm.config.option_names import name_options
 from asyncllm.errors import AsyncLLMError, EngineDead, NotReady
-from asyncllm.executor.startup.bytecode import compiled_each_time, why_not_kept
 from asyncllm.executor.startup_bill import ProcessBill
 from asyncllm.server.app import create_app
 from asyncllm.server.arrivals.ways import arrivals_of
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from asyncllm.server.watchdog import Watchdog
     from asyncllm.supervise.child import Parent
     from asyncllm.supervise.tls import Tls
+
 
 log = logging.getLogger(__name__)
 
@@ -247,3 +247,32 @@ def _log_load_error(error: BaseException) -> None:
         log.error("cannot load the model: %s", name_options(error.message, error.param))
     else:
         log.error("cannot load the model: %s", error, exc_info=error)
+
+
+#: Most of the modules that a server imports are theirs.
+PACKAGES: Final = ("asyncllm", "torch")
+
+
+def compiled_each_time() -> list[str]:
+    """Those of PACKAGES that were imported and have no bytecode, also now.
+
+    Python then compiles more than a thousand modules at each start, which takes seconds. pip makes
+    bytecode when it installs, uv does not; imports write what is missing, if they may.
+    """
+    return [name for name in PACKAGES if name in sys.modules and not _is_kept(name)]
+
+
+def why_not_kept() -> str:
+    """Why Python does not keep it."""
+    if not sys.dont_write_bytecode:
+        return "their folder cannot be written to"
+    is_set = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
+    return "PYTHONDONTWRITEBYTECODE is set" if is_set else "Python runs with the option -B"
+
+
+def _is_kept(name: str) -> bool:
+    spec = getattr(sys.modules[name], "__spec__", None)
+    source, cached = getattr(spec, "origin", None), getattr(spec, "cached", None)
+    if source is None or cached is None or not os.path.exists(source):
+        return True  # in no file of its own, so nothing can be said
+    return os.path.exists(cached)

@@ -71,7 +71,7 @@ def _step_memory(folder: Path, config: EngineConfig, dtype: torch.dtype, gpu: Gp
         for step in largest_steps(size, spec.vocab_size, table, sampler):
             forward(step)
         largest = allocations.peak
-        before = allocations.peak = allocations.held
+        before = allocations.peak = allocations.allocated
         if captured:
             forward(captured_step(size, table, sampler))
     return StepMemory(largest, allocations.peak - before)
@@ -86,7 +86,7 @@ class _Allocations(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.held = 0
+        self.allocated = 0
         self.peak = 0
         self._storages: dict[int, weakref.ref[Any]] = {}
 
@@ -104,11 +104,11 @@ class _Allocations(TorchDispatchMode):
 
         def freed(_: object) -> None:
             del self._storages[key]
-            self.held -= size
+            self.allocated -= size
 
         self._storages[key] = weakref.ref(storage, freed)
-        self.held += size
-        self.peak = max(self.peak, self.held)
+        self.allocated += size
+        self.peak = max(self.peak, self.allocated)
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

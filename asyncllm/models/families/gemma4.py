@@ -11,6 +11,7 @@ from asyncllm.attention.base import ForwardBatch
 from asyncllm.kernels.activation import ACTIVATIONS
 from asyncllm.kernels.types import Norm, Routing
 from asyncllm.models.config.gemma4 import Gemma4Config
+from asyncllm.models.decoder import MoeDecoderLM
 from asyncllm.models.layers.attention import Attention
 from asyncllm.models.layers.block import MakeNorm, SandwichNormBlock
 from asyncllm.models.layers.embedding import SharedEmbedding
@@ -20,7 +21,6 @@ from asyncllm.models.layers.moe import SparseMoE
 from asyncllm.models.layers.norm import Float32RMSNorm
 from asyncllm.models.layers.parameter import Placement
 from asyncllm.models.layers.router import ScaledRouter
-from asyncllm.models.moe_decoder import MoeDecoderLM
 
 _KEYS = re.compile(r"model\.layers\.(\d{1,9})\.self_attn\.[kv]_(proj|norm)\.")
 

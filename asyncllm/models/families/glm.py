@@ -9,12 +9,11 @@ from torch import nn
 
 from asyncllm.kernels.types import AttentionSpec, Routing
 from asyncllm.models.config.glm import Glm4MoeConfig, GlmConfig
-from asyncllm.models.decoder import DecoderLM
+from asyncllm.models.decoder import DecoderLM, MoeDecoderLM
 from asyncllm.models.layers.block import SandwichNormBlock
 from asyncllm.models.layers.mlp import GatedMLP
 from asyncllm.models.layers.parameter import Placement
 from asyncllm.models.layers.router import BalancedRouter
-from asyncllm.models.moe_decoder import MoeDecoderLM
 
 
 class GlmForCausalLM(DecoderLM[GlmConfig]):

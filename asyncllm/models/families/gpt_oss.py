@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from asyncllm.kernels.types import Routing
 from asyncllm.models.config.gpt_oss import GptOssConfig
+from asyncllm.models.decoder import MoeDecoderLM
 from asyncllm.models.layers.moe import ClampedExperts
 from asyncllm.models.layers.parameter import Placement
 from asyncllm.models.layers.router import Router
-from asyncllm.models.moe_decoder import MoeDecoderLM
 
 
 class GptOssForCausalLM(MoeDecoderLM[GptOssConfig]):

@@ -7,10 +7,10 @@ from typing import ClassVar
 from torch import nn
 
 from asyncllm.models.config.granite import GraniteConfig
+from asyncllm.models.decoder import MoeDecoderLM
 from asyncllm.models.layers.block import MakeNorm, ScaledResidualBlock
 from asyncllm.models.layers.mlp import GatedMLP
 from asyncllm.models.layers.parameter import Placement
-from asyncllm.models.moe_decoder import MoeDecoderLM
 
 
 class GraniteForCausalLM(MoeDecoderLM[GraniteConfig]):

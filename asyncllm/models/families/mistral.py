@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from asyncllm.attention.base import ForwardBatch
 from asyncllm.kernels.types import AttentionSpec, Norm
 from asyncllm.models.config.mistral import Ministral3Config, MistralConfig, MixtralConfig
-from asyncllm.models.decoder import DecoderLM
+from asyncllm.models.decoder import DecoderLM, MoeDecoderLM
 from asyncllm.models.layers.attention import Attention
 from asyncllm.models.layers.parameter import Placement
-from asyncllm.models.moe_decoder import MoeDecoderLM
 
 
 class MistralForCausalLM(DecoderLM[MistralConfig]):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from asyncllm.models.config.olmo import Olmo2Config, OlmoeConfig
-from asyncllm.models.decoder import DecoderLM
+from asyncllm.models.decoder import DecoderLM, MoeDecoderLM
 from asyncllm.models.layers.attention import WholeNormAttention
 from asyncllm.models.layers.block import PostNormBlock
-from asyncllm.models.moe_decoder import MoeDecoderLM
 
 
 class Olmo2ForCausalLM(DecoderLM[Olmo2Config]):

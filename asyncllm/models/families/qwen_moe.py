@@ -8,8 +8,8 @@ from torch import nn
 
 from asyncllm.kernels.types import AttentionSpec
 from asyncllm.models.config.qwen import Qwen2MoeConfig, Qwen3MoeConfig
+from asyncllm.models.decoder import MoeDecoderLM
 from asyncllm.models.layers.parameter import Placement
-from asyncllm.models.moe_decoder import MoeDecoderLM
 
 
 class Qwen2MoeForCausalLM(MoeDecoderLM[Qwen2MoeConfig]):

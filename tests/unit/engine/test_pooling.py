@@ -1,4 +1,4 @@
-"""Hidden states of a prompt's chunks as one vector, and vectors as they are asked for."""
+"""What is wanted of a prompt: hidden states as one vector, logprobs that are unpacked when read."""
 
 from __future__ import annotations
 
@@ -9,8 +9,16 @@ from asyncllm import EmbeddingParams, SamplingParams
 from asyncllm.engine.pooling import PooledHidden, PooledParams
 from asyncllm.engine.requests.request import PromptScores, reader_of
 from asyncllm.errors import BadRequest, StepError
-from asyncllm.types import Pooling, TokenDelta
-from asyncllm.wire.messages import NO_TOKEN, PooledPrompt, StepResult, decode_result, encode, pack
+from asyncllm.types import Pooling, PromptLogprob, TokenDelta
+from asyncllm.wire.messages import (
+    NO_TOKEN,
+    PooledPrompt,
+    ScoredPrompt,
+    StepResult,
+    decode_result,
+    encode,
+    pack,
+)
 from tests.support.engine.scheduling import scheduler, sequence
 
 
@@ -133,3 +141,61 @@ def test_parameters_are_checked() -> None:
     with pytest.raises(BadRequest, match="at most 7") as caught:
         EmbeddingParams(dimensions=8).check(7)
     assert caught.value.param == "dimensions"
+
+
+def scored(row: int, start: int, end: int, columns: int = 3) -> ScoredPrompt:
+    """The token at position p has logprob -p and rank 100 + p."""
+    positions = np.arange(start, end)
+    logprobs = -positions[:, None] - 0.25 * np.arange(columns)
+    ids = np.where(np.arange(columns) == 0, 100 + positions[:, None], np.arange(columns) + 6)
+    return ScoredPrompt(
+        row, start, end, logprobs.astype("<f4").tobytes(), ids.astype("<i4").tobytes()
+    )
+
+
+def entry(position: int) -> PromptLogprob:
+    top = ((7, -position - 0.25), (8, -position - 0.5))
+    return PromptLogprob(10 + position, float(-position), top, 100 + position)
+
+
+def test_chunks_make_a_sequence() -> None:
+    scores = PromptScores((10, 11, 12, 13, 14), 2)
+    assert [
+        scores.add(scored(3, 1, 3)),
+        scores.add(scored(0, 3, 4)),
+        scores.add(scored(0, 4, 5)),
+    ] == [
+        False,
+        False,
+        True,
+    ]
+    expected = [None, *map(entry, range(1, 5))]
+    assert list(scores) == expected
+    assert scores == expected
+    assert scores != expected[:-1]
+    assert scores != 5
+    assert len(scores) == 5
+    assert (scores[0], scores[-1], scores[1:3]) == (None, entry(4), [entry(1), entry(2)])
+    with pytest.raises(IndexError):
+        scores[5]
+    assert repr(scores) == repr(expected)
+
+
+def test_what_is_computed_again_counts_once() -> None:
+    scores = PromptScores((10, 11, 12, 13), 2)
+    assert not scores.add(scored(0, 1, 3))
+    assert not scores.add(scored(0, 1, 2))
+    assert scores.add(scored(0, 2, 4))
+    assert list(scores) == [None, entry(1), entry(2), entry(3)]
+
+
+def test_one_token_has_nothing_to_score() -> None:
+    scores = PromptScores((10,), 2)
+    assert scores.add(ScoredPrompt(0, 1, 1, b"", b""))
+    assert list(scores) == [None]
+
+
+def test_a_vocabulary_may_be_smaller_than_what_is_wanted() -> None:
+    scores = PromptScores((10, 11), 20)
+    assert scores.add(scored(0, 1, 2))
+    assert scores[1] == entry(1)

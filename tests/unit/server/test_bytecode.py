@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ASK = (
-    "import asyncllm; from asyncllm.executor.startup.bytecode import compiled_each_time;"
-    "from asyncllm.executor.startup.bytecode import why_not_kept;"
+    "import asyncllm; from asyncllm.server.run import compiled_each_time;"
+    "from asyncllm.server.run import why_not_kept;"
     "print(compiled_each_time(), why_not_kept())"
 )
 
