@@ -1,4 +1,4 @@
-"""The families with rotary positions: Llama, and what others override."""
+"""The families with rotary positions, dense or with experts: Llama, and what others override."""
 
 from __future__ import annotations
 
