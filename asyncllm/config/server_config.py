@@ -16,7 +16,11 @@ LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 #: Scheme, host and port, as browsers write them in an Origin header.
-_ORIGIN: Final = Form(r"\*|[a-z][a-z0-9+.-]*://[^/\s\\@?#]+", "like https://example.org or *")
+#: As browsers send it: another writing would never be found.
+_ORIGIN: Final = Form(
+    r"\*|(?!http://[^/]*:80$|https://[^/]*:443$)[a-z][a-z0-9+.-]*://[^/\s\\@?#A-Z\x80-\U0010ffff]+",
+    "like https://example.org (lower case, ASCII, no default port) or *",
+)
 #: A name, or what all names below it end with.
 _HOST_NAME: Final = Form(
     r"\*|(?:\*?\.)?[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\.?",

@@ -83,11 +83,32 @@ def test_any_origin() -> None:
         assert "Vary" not in answer.headers
 
 
-@pytest.mark.parametrize("origin", ["", "example.org", "https://example.org/", "https://a b", "**"])
+@pytest.mark.parametrize(
+    "origin",
+    [
+        *("", "example.org", "https://example.org/", "https://a b", "**"),
+        # No browser writes it so.
+        *("https://Example.org", "http://a.org:80", "https://a.org:443", "https://\xe9.org"),
+    ],
+)
 def test_no_origin(origin: str) -> None:
     with pytest.raises(BadRequest) as caught:
         ServerConfig(cors_origin=(origin,))
     assert caught.value.param == "cors_origin"
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://a.org:443",
+        "https://a.org:80",
+        "https://[::1]:8443",
+        "https://xn--9ca.org",
+        "app://a",
+    ],
+)
+def test_an_origin_as_browsers_send_it(origin: str) -> None:
+    assert ServerConfig(cors_origin=(origin,)).cors_origin == (origin,)
 
 
 # -- a server without keys -----------------------------------------------------------------------

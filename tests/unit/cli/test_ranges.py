@@ -90,7 +90,8 @@ def test_the_kv_cache_holds_a_chat_and_a_page(given: dict[str, Any], least: int)
         (
             ServerConfig,
             {"cors_origin": ("*", "https://x.org/")},
-            "be like https://example.org or *, not 'https://x.org/'",
+            "be like https://example.org (lower case, ASCII, no default port) or *, "
+            "not 'https://x.org/'",
         ),
         (
             ServerConfig,
