@@ -11,7 +11,14 @@ from asyncllm.kernels.triton.experts.products import Tile, first_product, second
 from asyncllm.kernels.triton.experts.routing import group_rows
 from asyncllm.kernels.triton.experts.single import fits, mix_one
 from asyncllm.kernels.triton.launch import Launcher, cdiv, shared_bytes
-from asyncllm.kernels.types import Fp8Matrix, Gated, GatedExperts, Int4Matrix, Mxfp4Matrix
+from asyncllm.kernels.types import (
+    ExpertWeight,
+    Fp8Matrix,
+    Gated,
+    GatedExperts,
+    Int4Matrix,
+    Mxfp4Matrix,
+)
 
 
 @triton.jit(do_not_specialize=["elements", "logit_stride"])
@@ -132,10 +139,12 @@ def choose_tiles(rows: int, experts: GatedExperts, x: Tensor) -> tuple[int, Tile
     else:
         block = 128 if each <= 192 else 256
         first, second = Tile(128, 64, 8, 3), Tile(128, 64, 8, 4)
-    return block, _fitting(first, block, x), _fitting(second, block, x)
+    return block, _fitting(first, block, weight, x), _fitting(second, block, weight, x)
 
 
-def _fitting(tile: Tile, block: int, x: Tensor) -> Tile:
+def _fitting(tile: Tile, block: int, weight: ExpertWeight, x: Tensor) -> Tile:
     """The tile with as many stages as the GPU has shared memory for."""
-    stage = (tile.rows + block) * tile.columns * x.itemsize
+    is_packed = isinstance(weight, Int4Matrix | Mxfp4Matrix)
+    row = tile.columns * (1 if isinstance(weight, Fp8Matrix) else x.itemsize)
+    stage = tile.rows * (tile.columns // 2 if is_packed else row) + block * row
     return tile._replace(stages=max(min(tile.stages, shared_bytes(x) // stage), 1))
