@@ -119,12 +119,14 @@ def test_full_is_without_files_for_probes() -> None:
     room.rest(30)
     room.now += LEAST_IDLE_SECONDS
     with open(os.devnull, "rb") as file:
-        room.crowd.limit = FileLimit(file.fileno() + 10, file.fileno() - 6, file.fileno() + 2)
+        lowest = os.dup(file.fileno())  # of the numbers that are free, between those of others
+        os.close(lowest)
+        room.crowd.limit = FileLimit(lowest + 9, lowest - 7, lowest + 1)
         assert not room.crowd.is_full(file.fileno())
-        room.crowd.limit = FileLimit(file.fileno() + 9, file.fileno() - 7, file.fileno() + 1)
+        room.crowd.limit = FileLimit(lowest + 8, lowest - 8, lowest)
         assert room.crowd.is_full(file.fileno())
         assert room.closed() == list(range(16))
-        with limited(file.fileno() + 1):
+        with limited(lowest):
             assert room.crowd.is_full(file.fileno())
         assert room.closed() == list(range(30))
 
