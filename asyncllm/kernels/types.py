@@ -328,3 +328,9 @@ class GatedExperts(NamedTuple):
     paired: bool = False
     alpha: float = 1.0
     limit: float = 0.0
+
+    @property
+    def inner_size(self) -> int:
+        """The inner features of an expert."""
+        codes = self.gate_up if isinstance(self.gate_up, Tensor) else self.gate_up[0]
+        return codes.numel() // codes.shape[-1] // self.num_experts // 2

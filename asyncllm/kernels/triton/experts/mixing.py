@@ -76,7 +76,7 @@ def mix_experts(
     rows = tokens * top_k
     block, first, second = choose_tiles(rows, experts, x)
     groups = group_rows(chosen, experts.num_experts, block)
-    inner = x.new_empty(rows, inner_size(experts))
+    inner = x.new_empty(rows, experts.inner_size)
     first_product(inner, x, experts, groups, first, top_k)
     parts = x.new_empty(rows, x.shape[1])
     second_product(parts, inner, weights, experts, groups, second)
@@ -94,13 +94,6 @@ def add_up(
     stride = 0 if logit is None else logit.stride(0)
     constants = out.shape[1], top_k, block, beside is not None, has_residual
     _launch(grid, (out, parts, values, logit, out.numel(), stride), constants, 4)
-
-
-def inner_size(experts: GatedExperts) -> int:
-    """The inner features of an expert."""
-    weight = experts.gate_up
-    codes = weight if isinstance(weight, Tensor) else weight[0]
-    return codes.numel() // codes.shape[-1] // experts.num_experts // 2
 
 
 def choose_tiles(rows: int, experts: GatedExperts, x: Tensor) -> tuple[int, Tile, Tile]:

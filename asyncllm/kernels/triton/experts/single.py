@@ -214,7 +214,7 @@ def fits(experts: GatedExperts, x: Tensor, top_k: int) -> bool:
     """Whether ``mix_one`` can take experts."""
     if not all(isinstance(w, Tensor) or _has_blocks(w) for w in (experts.gate_up, experts.down)):
         return False
-    inner = _size(experts.gate_up) // experts.num_experts // 2
+    inner = experts.inner_size
     first, second = _tiles(experts, top_k)
     if isinstance(experts.gate_up, Fp8Matrix) and (inner % 64 or x.shape[1] % 128):
         return False  # outputs of a program, or experts, would share a block of scales
@@ -231,12 +231,6 @@ def _has_blocks(weight: ExpertWeight) -> bool:
 
 def _codes(weight: ExpertWeight) -> Tensor:
     return weight if isinstance(weight, Tensor) else weight[0]
-
-
-def _size(weight: ExpertWeight) -> int:
-    """Rows of the matrices of all experts."""
-    codes = _codes(weight)
-    return codes.numel() // codes.shape[-1]
 
 
 def _row_bytes(weight: ExpertWeight) -> int:
@@ -271,7 +265,7 @@ def mix_one(
     top_k = chosen.shape[1]
     first, second = _tiles(experts, top_k)
     codes, scale, _, form, _ = parts(experts.gate_up)
-    size = _size(experts.gate_up) // experts.num_experts // 2
+    size = experts.inner_size
     inner = x.new_empty(top_k, size)
     tiles = cdiv(size, first.outputs)
     _launch_first(
