@@ -57,6 +57,29 @@ def front(poller: Poller) -> Front:
     return Front(poller, (), lambda: 0.0, None, num_replicas=2, request_seconds=5.0, hosts=hosts)
 
 
+@contextmanager
+def ready() -> Iterator[tuple[Poller, Front, socket.socket]]:
+    """A front with one replica that takes requests, and the replica's end of their channel."""
+    poller, server = Poller(), Server(0)
+    door = front(poller)
+    with channel() as (ours, there):
+        server.began(os.getpid(), ours)
+        door.began(server)
+        server.accepts = server.is_ready = True
+        yield poller, door, there
+        door.drop()
+    poller.close()
+
+
+@contextmanager
+def arrived() -> Iterator[tuple[Client, socket.socket]]:
+    """A connection that was accepted, and its client's end."""
+    connection, client = socket.socketpair()
+    connection.setblocking(False)
+    with client:
+        yield Client(connection, 1, Room(1000)), client
+
+
 @pytest.mark.parametrize(
     ("num_bytes", "free"), [(10, 0), (INLINE_BYTES + 1, 0), (INLINE_BYTES + 1, 1)]
 )
@@ -143,53 +166,32 @@ def test_a_replica_that_comes_while_all_reload_is_asked_too() -> None:
 )
 def test_a_probe_by_a_strangers_name_is_a_replicas_to_refuse(host: str, is_asked: bool) -> None:
     """The front would answer for a replica that is late, and admit it."""
-    poller, server = Poller(), Server(0)
-    door = front(poller)
-    with channel() as (ours, there):
-        server.began(os.getpid(), ours)
-        door.began(server)
-        server.accepts = server.is_ready = True
-        connection, client = socket.socketpair()
-        connection.setblocking(False)
-        with client:
-            client.sendall(b"GET /health HTTP/1.1\r\nHost: %b\r\n\r\n" % host.encode())
-            door._reader._read(Client(connection, 1, Room(1000)))
-            [(number, taken, _)] = FrontChannel(there, bytes).handed_over()
-            taken.close()
-            assert number == (0 if is_asked else 1)
-            door.drop()
-    poller.close()
+    with ready() as (_, door, there), arrived() as (taker, client):
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: %b\r\n\r\n" % host.encode())
+        door._reader._read(taker)
+        [(number, taken, _)] = FrontChannel(there, bytes).handed_over()
+        taken.close()
+        assert number == (0 if is_asked else 1)
 
 
 @pytest.mark.parametrize("then", [b"", b"EOF", b"\0"])
 def test_what_is_no_whole_head_goes_to_a_replica_soon(then: bytes) -> None:
     """At once if nothing can follow; it gets the pieces as they came."""
-    poller, server = Poller(), Server(0)
-    door = front(poller)
-    with channel() as (ours, there):
-        server.began(os.getpid(), ours)
-        door.began(server)
-        server.accepts = server.is_ready = True
-        connection, client = socket.socketpair()
-        connection.setblocking(False)
-        taker = Client(connection, 1, Room(1000))
-        with client:
-            door._reader.listen(taker)
-            start = b"GET /health HTTP/1.1\r\nHost: x\r\n"
-            client.sendall(start if then != b"\0" else then)
+    with ready() as (poller, door, there), arrived() as (taker, client):
+        door._reader.listen(taker)
+        start = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+        client.sendall(start if then != b"\0" else then)
+        door._reader._read(taker)
+        if then == b"":
+            assert list(FrontChannel(there, bytes).handed_over()) == []
+            poller.wait(HEAD_SECONDS + 0.01)  # nothing comes
+            door.act()
+        elif then == b"EOF":
+            client.shutdown(socket.SHUT_WR)
             door._reader._read(taker)
-            if then == b"":
-                assert list(FrontChannel(there, bytes).handed_over()) == []
-                poller.wait(HEAD_SECONDS + 0.01)  # nothing comes
-                door.act()
-            elif then == b"EOF":
-                client.shutdown(socket.SHUT_WR)
-                door._reader._read(taker)
-            [(_, taken, pieces)] = FrontChannel(there, bytes).handed_over()
-            taken.close()
-            assert b"".join(pieces) == (start if then != b"\0" else then)
-            door.drop()
-    poller.close()
+        [(_, taken, pieces)] = FrontChannel(there, bytes).handed_over()
+        taken.close()
+        assert b"".join(pieces) == (start if then != b"\0" else then)
 
 
 @pytest.mark.parametrize(
@@ -197,30 +199,19 @@ def test_what_is_no_whole_head_goes_to_a_replica_soon(then: bytes) -> None:
 )
 def test_in_a_crowd_no_request_is_waited_for(data: bytes) -> None:
     """It is refused, so that the next connection can be looked at: it may be a probe."""
-    poller, server = Poller(), Server(0)
-    door = front(poller)
-    with channel() as (ours, _):
-        server.began(os.getpid(), ours)
-        door.began(server)
-        server.accepts = server.is_ready = True
-        connection, client = socket.socketpair()
-        connection.setblocking(False)
-        taker = Client(connection, 1, Room(1000))
+    with ready() as (poller, door, _), arrived() as (taker, client):
         taker.use = Use.PROBING
-        with client:
-            client.setblocking(False)
-            client.sendall(data)
-            door._reader.listen(taker)
-            door._reader._read(taker)
-            if data.startswith(b"GET"):
-                poller.wait(HEAD_SECONDS + 0.01)  # nothing comes
-                door.act()
-                assert b" 503 " in client.recv(20)
-                assert connection.fileno() == -1
-            else:
-                assert b" 503 " in client.recv(20)
-            door.drop()
-    poller.close()
+        client.setblocking(False)
+        client.sendall(data)
+        door._reader.listen(taker)
+        door._reader._read(taker)
+        if data.startswith(b"GET"):
+            poller.wait(HEAD_SECONDS + 0.01)  # nothing comes
+            door.act()
+            assert b" 503 " in client.recv(20)
+            assert taker.socket.fileno() == -1
+        else:
+            assert b" 503 " in client.recv(20)
 
 
 def test_a_start_without_free_files_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
