@@ -23,6 +23,9 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
         max_cache_ttl: seconds, of ``SchedulingParams.cache_ttl_s``.
         max_pinned_share: the share of the pages that one tenant may pin.
         embedding_size: of a final hidden state, and so of an embedding.
+        num_states: slots for recurrent states, numbered from 1; 0 for models without recurrent
+            layers.
+        state_bytes: of one such slot, on one rank.
     """
 
     device: str
@@ -48,3 +51,5 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     embedding_size: int = 0
     max_cache_ttl: float = 3600.0
     max_pinned_share: float = 0.25
+    num_states: int = 0
+    state_bytes: int = 0

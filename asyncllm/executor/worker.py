@@ -133,7 +133,8 @@ class Worker:
         except msgspec.MsgspecError as error:
             head = decode_plan_head(message)
             # Its pages and copies do not come from requests, and later steps rely on them.
-            runner.launch(StepPlan(head.step, b"", head.new_pages, (), head.copies))
+            kept = head.new_pages, (), head.copies
+            runner.launch(StepPlan(head.step, b"", *kept, state_copies=head.state_copies))
             return self._failed(head.step, started, error)
         try:
             return runner.launch(plan)

@@ -92,6 +92,11 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
             with the steps' kernels.
         decode_steps: how many tokens each row yields, one after the other (multi-step decoding).
             More than one only if all rows are decode rows; there are pages for all tokens.
+        state_copies: int32 [k, 2] of (source, destination): recurrent states that are copied from
+            one state slot to another, in order, before the rows are computed.
+        state_slots: int32 [n]: where each row's recurrent state is read and written. A row that
+            starts at position 0 starts from an empty state, whatever the slot has. Empty for
+            models without recurrent layers.
     """
 
     step: int
@@ -100,6 +105,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     admits: tuple[Admit, ...]
     copies: bytes = b""
     decode_steps: int = 1
+    state_copies: bytes = b""
+    state_slots: bytes = b""
 
 
 class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -191,6 +198,8 @@ class PlanHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
     new_pages: bytes
     admits: tuple[msgspec.Raw, ...]
     copies: bytes = b""
+    decode_steps: int = 1
+    state_copies: bytes = b""
 
 
 encode = msgspec.msgpack.Encoder().encode

@@ -174,7 +174,8 @@ class Scheduler:
             return None
         # A plan without rows only waits for the copies.
         self.in_flight.append(step)
-        message = step.message(self._copies.send(number))
+        has_states = self.limits.num_states > 0
+        message = step.message(self._copies.send(number), has_states=has_states)
         return Planned(message, step.admitted, num_tokens, len(step.decodes))
 
     def _run_trials(self, step: Step, now: float) -> None:

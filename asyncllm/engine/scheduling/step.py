@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.engine.scheduling.timing.prefill_room import StepShape
 from asyncllm.types import FinishReason
-from asyncllm.wire.messages import Admit, PooledPrompt, ScoredPrompt, StepPlan, pack
+from asyncllm.wire.messages import Admit, PooledPrompt, ScoredPrompt, StepPlan, pack, unpack
 
 NOTHING = StepShape(0, 0, 0.0)
 #: What planning may cost, in pages whose entries are made or looked up; 0.25 us each. A newcomer
@@ -94,14 +94,18 @@ class Step:
         pairs = q_len * (start + q_len / 2)
         self.shape = StepShape(tokens + q_len, kv_tokens, attention + pairs)
 
-    def message(self, copies: bytes) -> StepPlan:
+    def message(self, copies: bytes, *, has_states: bool = False) -> StepPlan:
+        rows = self.decode_rows + pack(self.chunk_rows)
+        # Every sequence has one recurrent state, whose slot is the one after its own.
+        state_slots = (unpack(rows, 3)[:, 0] + 1).tobytes() if has_states else b""
         return StepPlan(
             step=self.number,
-            rows=self.decode_rows + pack(self.chunk_rows),
+            rows=rows,
             new_pages=pack(self.new_pages),
             admits=tuple(self.admits),
             copies=copies,
             decode_steps=self.decode_steps,
+            state_slots=state_slots,
         )
 
 

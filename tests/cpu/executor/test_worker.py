@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from queue import Empty
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -205,7 +206,10 @@ def test_a_plan_that_cannot_be_decoded_has_an_error_for_a_result_and_keeps_its_p
     bad: Any = "hot"
     params = RowParams(temperature=bad)
     admit = Admit(0, pack([1, 2]), 2, params)
-    broken = encode(StepPlan(1, pack([0, 0, 2]), pack([0, 0, 5]), (admit,), pack([0, 1, 2])))
+    plan_of = StepPlan(1, pack([0, 0, 2]), pack([0, 0, 5]), (admit,), pack([0, 1, 2]))
+    broken = encode(
+        msgspec.structs.replace(plan_of, state_copies=pack([3, 4]), state_slots=pack([1]))
+    )
     runner: Any = LaggingRunner()
     channel: Any = ScriptedChannel(runner, [plan(0), broken, plan(2)])
     Worker(runner, limits(steps_in_flight=2), CpuDevice()).run(channel)
@@ -219,6 +223,7 @@ def test_a_plan_that_cannot_be_decoded_has_an_error_for_a_result_and_keeps_its_p
         (),
         pack([0, 1, 2]),
     )
+    assert (kept.state_copies, kept.state_slots) == (pack([3, 4]), b"")
 
 
 def test_a_lost_device_ends_the_worker() -> None:

@@ -12,7 +12,7 @@ from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import SeqState, Turn
 from asyncllm.engine.scheduling.step import MOST_PAGES, NEWCOMER_PAGES, Applied
 from asyncllm.types import FinishReason, SamplingParams
-from asyncllm.wire.messages import BAD_TOKEN, NO_TOKEN, StepPlan, StepResult, pack
+from asyncllm.wire.messages import BAD_TOKEN, NO_TOKEN, StepPlan, StepResult, pack, unpack
 from tests.support.engine.scheduling import (
     EOS,
     FakeDevice,
@@ -58,6 +58,17 @@ def test_decode_rows_come_first_and_prompts_share_what_is_left() -> None:
     sched.add(sequence(3, 12), 0.0)
     assert rows(plan(sched, 1)) == [(0, 6, 1), (1, 0, 12), (2, 0, 7)]
     assert rows(plan(sched, 2)) == [(0, 7, 1), (1, 12, 1), (2, 7, 5)]
+
+
+def test_rows_of_a_model_with_recurrent_layers_name_the_slots_of_their_states() -> None:
+    sched = scheduler(max_num_seqs=4, num_states=4)
+    for id in (1, 2, 3):
+        sched.add(sequence(id, 6), 0.0)
+    for step in range(2):
+        assert unpack(plan(sched, step).state_slots).tolist() == [1, 2, 3]
+    without = scheduler()
+    without.add(sequence(1, 6), 0.0)
+    assert plan(without).state_slots == b""
 
 
 def test_several_long_prompts_are_prefilled_side_by_side() -> None:
