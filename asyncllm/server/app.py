@@ -10,7 +10,7 @@ from aiohttp import web
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.anthropic import routes as anthropic_routes
-from asyncllm.server.anthropic.errors import anthropic_error_response
+from asyncllm.server.anthropic.reply import anthropic_error_response
 from asyncllm.server.arrivals.names import NUMBERS, Numbers
 from asyncllm.server.http.browsers import add_cors, answer_preflights
 from asyncllm.server.http.cuts import CUTS, Cuts
@@ -28,20 +28,18 @@ from asyncllm.server.http.middleware import (
 )
 from asyncllm.server.http.route import BY_HANDLER
 from asyncllm.server.http.waits import ACCEPT_WAITS, Waits
-from asyncllm.server.limits.headers import add_headers
+from asyncllm.server.limits.accounts import add_headers
 from asyncllm.server.metrics.scrape import add_metrics, metrics
 from asyncllm.server.native import routes as native_routes
 from asyncllm.server.native.live import add_live
 from asyncllm.server.native.openapi import PATH, Description
-from asyncllm.server.observe.access_log import log_request
-from asyncllm.server.observe.entry import observe_requests
+from asyncllm.server.observe.access_log import log_request, observe_requests
 from asyncllm.server.ollama import routes as ollama_routes
-from asyncllm.server.ollama.errors import ollama_error_response
+from asyncllm.server.ollama.reply import ollama_error_response
 from asyncllm.server.openai import routes as openai_routes
 from asyncllm.server.page.files import PAGE, Page
 from asyncllm.server.reload import add_reloader, routes_for
 from asyncllm.server.responses import routes as responses_routes
-from asyncllm.server.responses.handlers import add_responses
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.streaming.write_times import WRITE_TIMES, WriteTimes
 from asyncllm.server.watchdog import add_watchdog
@@ -129,7 +127,7 @@ def create_app(
     add_metrics(app)
     add_watchdog(app)
     add_reloader(app, service, config)
-    add_responses(app)
+    responses_routes.add_responses(app)
     anthropic_routes.add_header(app)
     add_headers(app, anthropic_routes.HANDLERS)
     app[BY_HANDLER] = {route.handler: route for route in routes}

@@ -16,20 +16,20 @@ from asyncllm.server.chat.large import note_size, read_large
 from asyncllm.server.chat.requests import ineffective_fields
 from asyncllm.server.chat.scheduling import scheduling_params
 from asyncllm.server.http.bodies import Bodies
-from asyncllm.server.http.fields import (
+from asyncllm.server.http.half_close import expect_answer
+from asyncllm.server.http.middleware import RESERVATION, ignored_fields, request_id
+from asyncllm.server.http.parse import (
     UNSUPPORTED,
     ignored_header,
+    parse,
     refuse_unsupported,
     unknown_fields,
 )
-from asyncllm.server.http.half_close import expect_answer
-from asyncllm.server.http.middleware import RESERVATION, ignored_fields, request_id
-from asyncllm.server.http.parse import parse
 from asyncllm.server.http.turnstile import Turnstile
 from asyncllm.server.http.waits import Waits
 from asyncllm.server.limits.accounts import ACCOUNT, Accounts, Rates, Work
 from asyncllm.server.limits.api_keys import ApiKeys, configured_keys, tenant_of
-from asyncllm.server.observe.entry import current_entry
+from asyncllm.server.observe.access_log import current_entry
 from asyncllm.server.request_log import RequestLog, Served
 from asyncllm.server.streaming.delivery import Reply, WholeAnswer
 from asyncllm.server.streaming.live import LiveRequests

@@ -1,4 +1,4 @@
-"""A message in Anthropic's format: its content blocks, and the events of its stream."""
+"""A message in Anthropic's format: its content blocks, the events of its stream, its errors."""
 
 from __future__ import annotations
 
@@ -8,18 +8,32 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from asyncllm.errors import AsyncLLMError
 from asyncllm.server.anthropic import schemas
-from asyncllm.server.anthropic.errors import anthropic_error
 from asyncllm.server.chat.reply import SingleReply
 from asyncllm.server.http.answer import encode
+from asyncllm.server.http.errors import error_body, error_response
+from asyncllm.server.http.middleware import request_id
 from asyncllm.server.streaming.frames import EVENT_STREAM, named_event
 from asyncllm.text.parsing import Content, Event, Reasoning, ToolArguments, ToolStart
 from asyncllm.types import FinishReason
 
 if TYPE_CHECKING:
+    from aiohttp import web
+
     from asyncllm.server.chat.conversation import Conversation
     from asyncllm.types import TokenDelta
 
+#: Types of errors, by the HTTP status.
+_ERRORS: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 _PIECES: Final[dict[type[Event], Any]] = {
     Content: schemas.TextPiece,
     Reasoning: schemas.ThinkingPiece,
@@ -64,13 +78,7 @@ class _Block:
                 content.input = _arguments(text)
         return signature + named_event(schemas.ContentBlockStop(index=self._index))
 
-    def _delta(
-        self,
-        piece: schemas.TextPiece
-        | schemas.ThinkingPiece
-        | schemas.SignaturePiece
-        | schemas.InputPiece,
-    ) -> bytes:
+    def _delta(self, piece: schemas.Piece) -> bytes:
         return named_event(schemas.ContentBlockDelta(index=self._index, delta=piece))
 
 
@@ -200,3 +208,17 @@ class MessageReply(SingleReply):
                 thinking_tokens=self.reader.reasoning_tokens
             ),
         )
+
+
+def anthropic_error(error: Exception) -> schemas.AnthropicError:
+    status = error.status if isinstance(error, AsyncLLMError) else 500
+    other = "invalid_request_error" if status < 500 else "api_error"
+    message = error_body(error)["error"]["message"]
+    detail = schemas.AnthropicErrorDetail(type=_ERRORS.get(status, other), message=message)
+    return schemas.AnthropicError(error=detail, request_id=request_id.get())
+
+
+def anthropic_error_response(error: Exception) -> web.Response:
+    response = error_response(error)
+    response.body = encode(anthropic_error(error))
+    return response

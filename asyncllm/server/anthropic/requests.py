@@ -8,11 +8,11 @@ import msgspec
 from msgspec import Meta
 
 from asyncllm.server.chat.requests import (
-    COMPONENTS,
     Count,
     GeneratingFields,
     StopStrings,
     TokenBudget,
+    any_of,
 )
 
 MAX_MESSAGES: Final = 8192
@@ -93,24 +93,7 @@ BLOCKS_OF: Final = {
     "system": frozenset(("text",)),
 }
 
-#: A block or a tool of another type, which is told to the model as text, or left out.
-_OTHER: Final = {
-    "type": "object",
-    "properties": {"type": {"type": "string"}},
-    "required": ["type"],
-}
-
-AnyBlock = Annotated[
-    dict[str, Any],
-    Meta(
-        extra_json_schema={
-            "anyOf": [
-                *({"$ref": COMPONENTS + kind.__name__} for kind in BLOCK_KINDS.values()),
-                _OTHER,
-            ]
-        }
-    ),
-]
+AnyBlock = Annotated[dict[str, Any], any_of(*BLOCK_KINDS.values())]
 
 
 class InputTurn(msgspec.Struct):
@@ -133,11 +116,7 @@ class ClientTool(msgspec.Struct):
     input_examples: list[Any] | None = None
 
 
-AnyClientTool = Annotated[
-    dict[str, Any],
-    Meta(extra_json_schema={"anyOf": [{"$ref": f"{COMPONENTS}ClientTool"}, _OTHER]}),
-]
-
+AnyClientTool = Annotated[dict[str, Any], any_of(ClientTool)]
 
 #: OpenAI's forms are taken as well.
 ToolChoice = Annotated[

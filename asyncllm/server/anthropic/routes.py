@@ -1,4 +1,4 @@
-"""The routes of Anthropic's Messages."""
+"""POST /v1/messages and /v1/messages/count_tokens, as Anthropic's clients use them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,57 @@ from typing import Final
 
 from aiohttp import web
 
-from asyncllm.server.anthropic.errors import anthropic_error_response
-from asyncllm.server.anthropic.handlers import count_tokens, create_message
+from asyncllm.server.anthropic import schemas
+from asyncllm.server.anthropic.conversion import NAMES, cache_ttl, chat_of, ineffective
+from asyncllm.server.anthropic.reply import MessageReply, anthropic_error_response
 from asyncllm.server.anthropic.requests import REFERRED_BLOCKS, CountTokensRequest, MessagesRequest
-from asyncllm.server.anthropic.schemas import (
-    AnthropicError,
-    AnthropicEvent,
-    AnthropicMessage,
-    TokenCount,
-)
-from asyncllm.server.http.middleware import request_id
+from asyncllm.server.chat.adapter import cut_to_fit, open_chat, renamed
+from asyncllm.server.chat.large import read_large
+from asyncllm.server.chat.messages import encode_messages
+from asyncllm.server.http.answer import json_response
+from asyncllm.server.http.middleware import RESERVATION, request_id
 from asyncllm.server.http.route import GENERATES, TAKES_JSON, Route
+from asyncllm.server.service import SERVICE
+
+
+async def create_message(request: web.Request) -> web.StreamResponse:
+    service = request.app[SERVICE]
+    body = await service.receive(request, MessagesRequest)
+    model = service.resolve_model(body.model)
+    left_out = ineffective(body)
+    chat, limits = await read_large(chat_of, body, left_out), service.llm.limits
+    service.note_ineffective(left_out)
+    if chat.cache_ttl_s is None and (ttl := await read_large(cache_ttl, body)) is not None:
+        chat.cache_ttl_s = min(ttl, limits.max_cache_ttl)  # clients do not know the limit
+    scheduling = service.scheduling(request, chat)
+    with renamed(NAMES, "anthropic"):
+        opened = await open_chat(service.llm, chat, scheduling, request[RESERVATION])
+        service.note_ineffective(opened.conversation.ineffective)
+        kept = bool(chat.cache_ttl_s) and limits.prefix_caching
+        reply = MessageReply(
+            model,
+            opened.conversation,
+            context=limits.max_model_len,
+            kept_unit=limits.page_size if kept else None,
+        )
+        # Clients send the model's own limit of output tokens with every request.
+        job = cut_to_fit(opened.job, limits.max_model_len)
+        return await service.answer(request, [job], reply, chat)
+
+
+async def count_tokens(request: web.Request) -> web.Response:
+    service = request.app[SERVICE]
+    body = await service.read(request, CountTokensRequest)
+    service.resolve_model(body.model)
+    left_out: list[str] = []
+    chat = await read_large(chat_of, body, left_out)
+    service.note_ineffective(left_out)
+    effort = chat.reasoning_effort
+    prompt = await encode_messages(
+        service.llm, chat.messages, chat, reasoning_effort=effort, any_length=True
+    )
+    return json_response(schemas.TokenCount(input_tokens=len(prompt)))
+
 
 #: What their paths begin with.
 ROOT: Final = "/v1/messages"
@@ -25,7 +65,7 @@ ROOT: Final = "/v1/messages"
 _post = partial(
     Route,
     method="POST",
-    error=AnthropicError,
+    error=schemas.AnthropicError,
     write_error=anthropic_error_response,
     refers=REFERRED_BLOCKS,
 )
@@ -36,8 +76,8 @@ ROUTES: Final = (
         handler=create_message,
         summary="Answer a conversation, in Anthropic's words",
         body=MessagesRequest,
-        answers=(AnthropicMessage,),
-        event=AnthropicEvent,
+        answers=(schemas.AnthropicMessage,),
+        event=schemas.AnthropicEvent,
         named_events=True,
         refusals=GENERATES,
     ),
@@ -46,7 +86,7 @@ ROUTES: Final = (
         handler=count_tokens,
         summary="How many tokens a conversation has",
         body=CountTokensRequest,
-        answers=(TokenCount,),
+        answers=(schemas.TokenCount,),
         refusals=TAKES_JSON,
     ),
 )

@@ -115,6 +115,9 @@ class InputPiece(Answer, tag_field="type", tag="input_json_delta"):
     partial_json: str
 
 
+Piece: TypeAlias = TextPiece | ThinkingPiece | SignaturePiece | InputPiece
+
+
 class MessageStart(Answer, kw_only=True, tag_field="type", tag="message_start"):
     """The first event; the message is empty."""
 
@@ -136,7 +139,7 @@ class ContentBlockDelta(Answer, kw_only=True, tag_field="type", tag="content_blo
     """More of the last block."""
 
     index: int
-    delta: TextPiece | ThinkingPiece | SignaturePiece | InputPiece
+    delta: Piece
 
 
 class ContentBlockStop(Answer, kw_only=True, tag_field="type", tag="content_block_stop"):

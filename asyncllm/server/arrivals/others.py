@@ -18,7 +18,7 @@ from asyncllm.server.arrivals.routed import REPLICA, REPLICAS, RoutedConnection,
 from asyncllm.server.http.answer import json_response
 from asyncllm.server.http.middleware import request_id
 from asyncllm.server.http.route import BY_HANDLER
-from asyncllm.server.observe.entry import current_entry
+from asyncllm.server.observe.access_log import current_entry
 from asyncllm.supervise.front.answers import read_answer
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """What clients may send: one Struct per route, checked strictly while it is decoded.
 
 ``None`` always means "not given", because clients send explicit nulls. Fields that cannot be
-honoured yet are refused, and unknown ones found, by ``http/fields.py``.
+honoured yet are refused, and unknown ones found, by ``http/parse.py``.
 """
 
 from __future__ import annotations
@@ -58,6 +58,14 @@ Bias = Annotated[float, _says(minimum=-100, maximum=100)]
 
 #: Where ``/openapi.json`` keeps the schemas.
 COMPONENTS: Final = "#/components/schemas/"
+
+
+def any_of(*kinds: type[msgspec.Struct]) -> Meta:
+    """An object of one of these, or of another type, which is told as text or left out."""
+    known = [{"$ref": COMPONENTS + kind.__name__} for kind in dict.fromkeys(kinds)]
+    other = {"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]}
+    return Meta(extra_json_schema={"anyOf": [*known, other]})
+
 
 # The chat template gets these unchanged; ``messages.py`` checks what must be right about them.
 AnyMessage = Annotated[

@@ -12,7 +12,7 @@ from aiohttp import hdrs, web
 
 from asyncllm.server.http.errors import HttpError
 from asyncllm.server.http.route import BY_HANDLER
-from asyncllm.server.limits.headers import OPENAI_HEADERS
+from asyncllm.server.limits.accounts import OPENAI_HEADERS
 from asyncllm.supervise.front.hosts import Hosts, name_of
 
 if TYPE_CHECKING:

@@ -1,22 +1,77 @@
-"""Accounts: what each API key may use in a minute, and what it has used."""
+"""What each API key may use in a minute, what it has used, and the headers that say what is left.
+
+Each limit is a token bucket.
+"""
 
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from aiohttp import web
 
 from asyncllm.errors import RateLimited
-from asyncllm.server.limits.bucket import Bucket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from aiohttp.typedefs import Handler
 
     from asyncllm.types import SamplingParams
 
 #: What is reserved for an answer whose request has no ``max_tokens``.
 UNSTATED_TOKENS: Final = 1024
+#: Less than this is an error of rounding.
+_NOTHING: Final = 1e-6
+
+#: All that ``openai_headers`` may write.
+OPENAI_HEADERS: Final = tuple(
+    f"x-ratelimit-{what}-{kind}"
+    for kind in ("requests", "tokens")
+    for what in ("limit", "remaining", "reset")
+)
+
+
+class Bucket:
+    """It refills evenly, and holds at most what one minute brings.
+
+    So in any time t, at most ``limit * (1 + t / 60)`` is taken and not given back, besides debts:
+    it may fall below zero, and then nothing can be taken until that has refilled.
+    """
+
+    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic):
+        self.limit = per_minute
+        self._per_second = per_minute / 60
+        self._clock = clock
+        self._level = float(per_minute)
+        self._filled_at = clock()
+
+    @property
+    def level(self) -> float:
+        """What is in it now; below zero, what is owed."""
+        now = self._clock()
+        refilled = self._level + (now - self._filled_at) * self._per_second
+        self._level, self._filled_at = min(refilled, self.limit), now
+        return self._level
+
+    @property
+    def remaining(self) -> int:
+        """What clients are told is left."""
+        return max(0, int(self.level))
+
+    @property
+    def seconds_to_full(self) -> float:
+        return (self.limit - self.level) / self._per_second
+
+    def wait(self, amount: float) -> float:
+        """Seconds until ``amount`` can be taken. A full bucket is enough for any amount."""
+        missing = min(amount, self.limit) - self.level
+        return missing / self._per_second if missing > _NOTHING else 0.0
+
+    def take(self, amount: float) -> None:
+        """Whether there is enough is for the caller to ask; less than zero gives back."""
+        self._level = min(self.level - amount, self.limit)
 
 
 class Rates(NamedTuple):
@@ -49,11 +104,14 @@ class Account:
     A request reserves the tokens of its prompt and its ``max_tokens``. When it ends, it pays for
     those of its ``usage``, however it ends, and the rest is free again. An answer that needed more
     than was reserved leaves a debt; one that reserves more than the limit waits for a full bucket.
+
+    Attributes:
+        buckets: by what they hold, "requests" or "tokens"; only of what is limited.
     """
 
     def __init__(self, rates: Rates, clock: Callable[[], float] = time.monotonic):
-        self.requests = None if rates.requests is None else Bucket(rates.requests, clock)
-        self.tokens = None if rates.tokens is None else Bucket(rates.tokens, clock)
+        limits = rates._asdict().items()
+        self.buckets = {kind: Bucket(most, clock) for kind, most in limits if most is not None}
 
     def admit(self) -> None:
         """Count a request, before anything is known of it.
@@ -61,10 +119,9 @@ class Account:
         Raises:
             RateLimited: there were too many requests, or there is a debt of tokens.
         """
-        _check("requests", self.requests, 1)
-        _check("tokens", self.tokens, 1)
-        if self.requests is not None:
-            self.requests.take(1)
+        self._check("requests", 1)
+        self._check("tokens", 1)
+        self._take("requests", 1)
 
     def reserve(self, work: Work) -> int:
         """Take the tokens of a request; returns how many, for ``settle``.
@@ -73,53 +130,48 @@ class Account:
             RateLimited: there are not enough.
         """
         reserved = work.prompt_tokens + work.max_tokens
-        _check("tokens", self.tokens, reserved)
-        if self.tokens is not None:
-            self.tokens.take(reserved)
+        self._check("tokens", reserved)
+        self._take("tokens", reserved)
         return reserved
 
     def settle(self, reserved: int, used: int) -> None:
         """A request that reserved tokens has ended, and has used so many."""
-        if self.tokens is not None:
-            self.tokens.give_back(reserved - used)
+        self._take("tokens", used - reserved)
 
+    def _take(self, kind: str, amount: int) -> None:
+        if (bucket := self.buckets.get(kind)) is not None:
+            bucket.take(amount)
 
-def _check(what: str, bucket: Bucket | None, amount: int) -> None:
-    if bucket is None or not (seconds := bucket.wait(amount)):
-        return
-    raise RateLimited(
-        f"rate limit reached for {what} per minute: the limit is {bucket.limit}, "
-        f"{max(0, int(bucket.level))} remain, and {amount} would be needed; "
-        f"try again in {seconds:.1f} s",
-        retry_after=seconds,
-    )
+    def _check(self, kind: str, amount: int) -> None:
+        bucket = self.buckets.get(kind)
+        if bucket is None or not (seconds := bucket.wait(amount)):
+            return
+        raise RateLimited(
+            f"rate limit reached for {kind} per minute: the limit is {bucket.limit}, "
+            f"{bucket.remaining} remain, and {amount} would be needed; "
+            f"try again in {seconds:.1f} s",
+            retry_after=seconds,
+        )
 
 
 class Accounts:
     """An account for each key that has a limit. Without keys, all clients share one."""
 
-    def __init__(
-        self,
-        rates: Mapping[str, Rates],
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        """
-        Args:
-            rates: by tenant, whose number is the bound of this object's memory.
-        """
-        self._clock = clock
+    def __init__(self, rates: Mapping[str, Rates]):
+        """``rates``: by tenant, whose number is the bound of this object's memory."""
         self._rates: Mapping[str, Rates] = {}
         self._accounts: dict[str, Account] = {}
         self.replace(rates)
 
     def replace(self, rates: Mapping[str, Rates]) -> None:
         """Limits from now on; who has the same as before keeps what is in the buckets."""
+        kept = {
+            tenant: account
+            for tenant, account in self._accounts.items()
+            if self._rates[tenant] == rates.get(tenant)
+        }
         self._accounts = {
-            tenant: (
-                self._accounts[tenant]
-                if self._rates.get(tenant) == own
-                else Account(own, self._clock)
-            )
+            tenant: kept.get(tenant) or Account(own)
             for tenant, own in rates.items()
             if own != Rates()
         }
@@ -131,3 +183,51 @@ class Accounts:
 
 #: The account that a generating request is charged to.
 ACCOUNT: Final = web.RequestKey("asyncllm_account", Account)
+
+
+def add_headers(app: web.Application, anthropic: Collection[Handler]) -> None:
+    """Have every answer that is charged to an account say what is left.
+
+    Args:
+        anthropic: handlers whose clients know Anthropic's names.
+    """
+
+    async def add(request: web.Request, response: web.StreamResponse) -> None:
+        account = request.get(ACCOUNT)
+        if account is None:
+            return
+        if request.match_info.handler in anthropic:
+            response.headers.update(anthropic_headers(account, datetime.now(UTC)))
+        else:
+            response.headers.update(openai_headers(account))
+
+    app.on_response_prepare.append(add)
+
+
+def openai_headers(account: Account) -> dict[str, str]:
+    """``x-ratelimit-remaining-tokens`` and others; a reset is a time until the bucket is full."""
+    headers = {}
+    for kind, bucket in account.buckets.items():
+        headers[f"x-ratelimit-limit-{kind}"] = str(bucket.limit)
+        headers[f"x-ratelimit-remaining-{kind}"] = str(bucket.remaining)
+        headers[f"x-ratelimit-reset-{kind}"] = duration(bucket.seconds_to_full)
+    return headers
+
+
+def anthropic_headers(account: Account, now: datetime) -> dict[str, str]:
+    """``anthropic-ratelimit-tokens-remaining`` and others; a reset is a time of day."""
+    headers = {}
+    for kind, bucket in account.buckets.items():
+        full_at = now + timedelta(seconds=bucket.seconds_to_full)
+        headers[f"anthropic-ratelimit-{kind}-limit"] = str(bucket.limit)
+        headers[f"anthropic-ratelimit-{kind}-remaining"] = str(bucket.remaining)
+        headers[f"anthropic-ratelimit-{kind}-reset"] = full_at.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return headers
+
+
+def duration(seconds: float) -> str:
+    """As OpenAI writes times: 80ms, 1.5s, 2m0s."""
+    if seconds < 1:
+        return f"{round(1000 * seconds)}ms"
+    minutes, rest = divmod(round(seconds, 1), 60)
+    return f"{int(minutes)}m{round(rest)}s" if minutes else f"{rest:g}s"

@@ -14,7 +14,7 @@ from asyncllm.engine.stats import Distribution, Histogram
 from asyncllm.server.http.waits import RECENT_SECONDS, Waits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 S = TypeVar("S")
 
@@ -110,24 +110,29 @@ def write(
             continue
         name = metric.name
         lines.append(f"# HELP {name} {metric.meaning}\n# TYPE {name} {metric.kind}")
-        if isinstance(value, Histogram):
-            inside = f"{shared}," if shared else ""
-            count = 0
-            for bound, count in value.cumulative():
-                lines.append(f'{name}_bucket{{{inside}le="{bound}"}} {count}.0')
-            around = f"{{{shared}}}" if shared else ""
-            lines.append(f"{name}_count{around} {count}.0")
-            lines.append(f"{name}_sum{around} {float(value.total)!r}")
-        elif isinstance(value, Mapping):
-            for values, number in value.items():
-                own = _labels(zip(metric.labels, values, strict=True))
-                inside = ",".join(filter(None, (shared, own)))
-                lines.append(f"{name}{{{inside}}} {float(number)!r}")
-        else:
-            around = f"{{{shared}}}" if shared else ""
-            lines.append(f"{name}{around} {float(value)!r}")
+        for suffix, own, number in _samples(metric, value):
+            labels = f"{shared},{own}" if shared and own else shared or own
+            braced = f"{{{labels}}}" if labels else ""
+            lines.append(f"{name}{suffix}{braced} {float(number)!r}")
     lines.append("")
     return "\n".join(lines)
+
+
+def _samples(
+    metric: Metric[S], value: float | Mapping[tuple[str, ...], float] | Histogram
+) -> Iterator[tuple[str, str, float]]:
+    """What is added to the metric's name, the sample's own labels, and the number."""
+    if isinstance(value, Histogram):
+        count = 0
+        for bound, count in value.cumulative():
+            yield "_bucket", f'le="{bound}"', count
+        yield "_count", "", count
+        yield "_sum", "", value.total
+    elif isinstance(value, Mapping):
+        for values, number in value.items():
+            yield "", _labels(zip(metric.labels, values, strict=True)), number
+    else:
+        yield "", "", value
 
 
 def _labels(pairs: Iterable[tuple[str, str]]) -> str:

@@ -12,7 +12,7 @@ from asyncllm.server.http.cuts import CUTS
 from asyncllm.server.http.errors import REFUSALS
 from asyncllm.server.http.middleware import CROWD
 from asyncllm.server.http.waits import ACCEPT_WAITS
-from asyncllm.server.metrics import engine, server, vllm
+from asyncllm.server.metrics import engine, server
 from asyncllm.server.metrics.metric import CONTENT_TYPE, write
 from asyncllm.server.metrics.server import Measured
 from asyncllm.server.service import SERVICE
@@ -50,7 +50,7 @@ class Page:
         if service.llm.ready:
             text += write(engine.METRICS, service.llm.stats)
             if service.config.metrics_compat == "vllm":
-                text += write(vllm.METRICS, self.measured, vllm.labels(self.measured))
+                text += write(server.VLLM_METRICS, self.measured, server.vllm_labels(self.measured))
         return text
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
     from asyncllm.engine.requests.history import RequestTrace
-    from asyncllm.server.observe.entry import Entry
+    from asyncllm.server.observe.access_log import Entry
 
 log = logging.getLogger(__name__)
 

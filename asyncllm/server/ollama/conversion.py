@@ -9,7 +9,7 @@ from asyncllm.errors import BadRequest
 from asyncllm.server.chat.adapter import convert_part
 from asyncllm.server.chat.requests import ChatRequest, NamedSchema, ResponseFormat
 from asyncllm.server.chat.tools import functions
-from asyncllm.server.http.fields import unsupported
+from asyncllm.server.http.parse import unsupported
 from asyncllm.server.ollama import requests
 
 if TYPE_CHECKING:

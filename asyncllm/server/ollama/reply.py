@@ -12,13 +12,15 @@ from msgspec import UNSET, UnsetType
 
 from asyncllm.server.chat.reply import SingleReply
 from asyncllm.server.http.answer import encode
+from asyncllm.server.http.errors import error_body, error_response
 from asyncllm.server.ollama import schemas
-from asyncllm.server.ollama.errors import ollama_error
 from asyncllm.server.openai.logprobs import token_logprobs
 from asyncllm.text.parsing import Content, Reasoning, ToolArguments, ToolStart, message_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from aiohttp import web
 
     from asyncllm.server.chat.message_reader import MessageReader
     from asyncllm.server.model import Tokenizer
@@ -194,3 +196,16 @@ def _call(index: int, id: str, name: str, arguments: str) -> schemas.OllamaCall:
     found = msgspec.json.decode(arguments, type=dict[str, msgspec.Raw])
     function = schemas.OllamaFunction(index=index, name=name, arguments=found)
     return schemas.OllamaCall(id=id, function=function)
+
+
+def ollama_error(error: Exception) -> bytes:
+    return encode(schemas.OllamaError(error=error_body(error)["error"]["message"]))
+
+
+def ollama_error_response(error: Exception) -> web.Response:
+    """Ollama answers 503 when its queue is full."""
+    response = error_response(error)
+    if response.status == 429:
+        response.set_status(503)
+    response.body = ollama_error(error)
+    return response

@@ -114,15 +114,20 @@ AnyOllamaTool = Annotated[
 ]
 
 
-class OllamaFields(msgspec.Struct, kw_only=True):
-    """Fields of both generating routes, which stream by default."""
+class OllamaBody(msgspec.Struct, kw_only=True):
+    """Fields of all routes that compute something."""
 
     model: str | None = None
     options: OllamaOptions | None = None
+    keep_alive: KeepAlive | None = None
+
+
+class OllamaFields(OllamaBody, kw_only=True):
+    """Fields of both generating routes, which stream by default."""
+
     format: Format | None = None
     think: Think | None = None
     stream: bool | None = True
-    keep_alive: KeepAlive | None = None
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
     truncate: bool | None = None
@@ -148,24 +153,18 @@ class OllamaGenerateRequest(OllamaFields, kw_only=True):
     images: list[str] | None = None
 
 
-class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
+class OllamaEmbedRequest(OllamaBody, kw_only=True):
     """Without an input, the request only loads the model."""
 
-    model: str | None = None
     input: str | list[Text] | None = None
     truncate: bool | None = None
     dimensions: Count | None = None
-    options: OllamaOptions | None = None
-    keep_alive: KeepAlive | None = None
 
 
-class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
+class OllamaEmbeddingsRequest(OllamaBody, kw_only=True):
     """The older request, for one text."""
 
-    model: str | None = None
     prompt: str | None = None
-    options: OllamaOptions | None = None
-    keep_alive: KeepAlive | None = None
 
 
 class OllamaShowRequest(msgspec.Struct, kw_only=True):

@@ -1,14 +1,184 @@
-"""The routes of Ollama."""
+"""The routes of Ollama: those that generate and embed, and the table of all."""
 
 from __future__ import annotations
 
+import time
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from aiohttp import web
+
+from asyncllm.server.chat.adapter import cut_to_fit, open_chat, renamed
+from asyncllm.server.chat.large import read_large
+from asyncllm.server.chat.message_reader import MessageReader
+from asyncllm.server.chat.sampling import fan_out, sampling_params
+from asyncllm.server.chat.scheduling import expect_prompts
+from asyncllm.server.http.answer import encode, encode_with, json_body, json_response
+from asyncllm.server.http.middleware import RESERVATION
 from asyncllm.server.http.route import TAKES_JSON, Route
-from asyncllm.server.ollama import embed, handlers, models, requests, schemas
-from asyncllm.server.ollama.errors import ollama_error_response
-from asyncllm.server.ollama.reply import LINES
+from asyncllm.server.ollama import models, requests, schemas
+from asyncllm.server.ollama.conversion import NAMES, chat_of, ineffective, unloads
+from asyncllm.server.ollama.reply import (
+    LINES,
+    OllamaReply,
+    Piece,
+    chat_answer,
+    generate_answer,
+    ollama_error_response,
+    timestamp,
+)
+from asyncllm.server.openai.embeddings import answer_embeddings, embedding_jobs, embedding_params
+from asyncllm.server.openai.requests import CompletionRequest
+from asyncllm.server.service import SERVICE, Service
+from asyncllm.server.streaming.delivery import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncllm.engine.requests.reservations import Reservation
+    from asyncllm.server.chat.requests import ChatRequest
+    from asyncllm.server.model import Model
+    from asyncllm.server.ollama.reply import Write
+    from asyncllm.types import SchedulingParams
+
+
+async def ollama_chat(request: web.Request) -> web.StreamResponse:
+    began = time.perf_counter_ns()
+    body = await request.app[SERVICE].receive(request, requests.OllamaChatRequest)
+    return await _answer(request, body, began, chat_answer, empty=not body.messages)
+
+
+async def ollama_generate(request: web.Request) -> web.StreamResponse:
+    began = time.perf_counter_ns()
+    body = await request.app[SERVICE].receive(request, requests.OllamaGenerateRequest)
+    return await _answer(request, body, began, generate_answer, empty=not body.prompt)
+
+
+async def _answer(
+    request: web.Request,
+    body: requests.OllamaFields,
+    began: int,
+    write: Write,
+    *,
+    empty: bool,
+) -> web.StreamResponse:
+    service = request.app[SERVICE]
+    llm = service.llm
+    model = models.resolve_model(service, body.model)
+    left_out = list(ineffective(body.options, llm.limits.max_model_len))
+    chat = await read_large(chat_of, body, model, llm.chat_reader.formats, left_out)
+    service.note_ineffective(left_out)
+    if empty:  # the request only loads or unloads the model, which stays as it is
+        reason = "unload" if unloads(body) else "load"
+        fields = {"created_at": timestamp(), "done": True, "done_reason": reason}
+        return json_response(write(Piece(), model=model, **fields))
+    scheduling = service.scheduling(request, chat)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    with renamed(NAMES, "completion" if _is_plain(llm, body) else "chat"):
+        reader, job = await _open(llm, body, chat, scheduling, request[RESERVATION], logprobs)
+        reply = OllamaReply(
+            model,
+            reader,
+            write,
+            prompt_tokens=len(job.prompt_ids),
+            began=began,
+            tokenizer=llm.tokenizer if body.logprobs else None,
+        )
+        job = cut_to_fit(job, llm.limits.max_model_len)
+        return await service.answer(request, [job], reply, chat)
+
+
+async def _open(
+    llm: Model,
+    body: requests.OllamaFields,
+    chat: ChatRequest,
+    scheduling: SchedulingParams,
+    reservation: Reservation,
+    logprobs: int | None,
+) -> tuple[MessageReader, Job]:
+    """
+    Raises:
+        QueueFull, BadRequest: as in ``chat_completions``.
+    """
+    if not _is_plain(llm, body):
+        opened = await open_chat(llm, chat, scheduling, reservation, logprobs=logprobs)
+        return opened.conversation.message_reader(), opened.job
+    assert isinstance(body, requests.OllamaGenerateRequest)
+    text = body.prompt or ""
+    params = sampling_params(
+        chat, llm.default_params, max_tokens=chat.max_tokens, logprobs=logprobs
+    )
+    expect_prompts(llm, reservation, [text], 1)
+    [job] = await fan_out(llm, [await llm.encode(text)], 1, params, scheduling, chat)
+    return MessageReader(None), job
+
+
+def _is_plain(llm: Model, body: requests.OllamaFields) -> bool:
+    """Whether the prompt goes to the model without a chat template."""
+    if not isinstance(body, requests.OllamaGenerateRequest):
+        return False
+    return bool(body.raw) or (llm.chat_template is None and not body.system)
+
+
+async def ollama_embed(request: web.Request) -> web.StreamResponse:
+    began = time.perf_counter_ns()
+    service = request.app[SERVICE]
+    body = await service.receive(request, requests.OllamaEmbedRequest)
+    model = _model_of(service, body)
+    params = embedding_params(service, body.dimensions)
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    jobs = []
+    if body.input and texts:
+        prompts = _prompts(texts, truncate=body.truncate is not False)
+        jobs = await embedding_jobs(service, request, prompts, params)
+    submitted = time.perf_counter_ns()
+
+    def write(hidden: Sequence[bytes], cached_tokens: int) -> bytes:
+        # Each vector is encoded by itself: encoding holds the GIL.
+        vectors = (encode(params.vector(part).tolist()) for part in hidden)
+        answer = schemas.OllamaEmbedded(
+            model=model,
+            embeddings=[],
+            total_duration=time.perf_counter_ns() - began,
+            load_duration=submitted - began,
+            prompt_eval_count=sum(len(job.prompt_ids) for job in jobs),
+        )
+        return encode_with(answer, "embeddings", vectors)
+
+    if not jobs:  # the request only loads the model
+        return json_body(write((), 0))
+    return await answer_embeddings(service, request, jobs, write)
+
+
+async def ollama_embeddings(request: web.Request) -> web.StreamResponse:
+    service = request.app[SERVICE]
+    body = await service.receive(request, requests.OllamaEmbeddingsRequest)
+    _model_of(service, body)
+    params = embedding_params(service, None)
+    if not body.prompt:
+        return json_response(schemas.OllamaEmbedding(embedding=[]))
+    jobs = await embedding_jobs(service, request, _prompts([body.prompt]), params)
+
+    def write(hidden: Sequence[bytes], cached_tokens: int) -> bytes:
+        return encode(schemas.OllamaEmbedding(embedding=params.vector(hidden[0]).tolist()))
+
+    return await answer_embeddings(service, request, jobs, write)
+
+
+def _model_of(service: Service, body: requests.OllamaBody) -> str:
+    """The model's name for the answer; tells the client of options without effect."""
+    context = service.llm.limits.max_model_len
+    service.note_ineffective(ineffective(body.options, context))
+    return models.resolve_model(service, body.model)
+
+
+def _prompts(texts: Sequence[str], *, truncate: bool = True) -> CompletionRequest:
+    """``truncate``: whether to keep only the first tokens of a text that is too long."""
+    prompts = CompletionRequest(prompt=list(texts), max_tokens=0)
+    if truncate:
+        prompts.truncate_prompt_tokens, prompts.truncation_side = -1, "right"
+    return prompts
+
 
 _get = partial(Route, method="GET", error=schemas.OllamaError, write_error=ollama_error_response)
 _post = partial(_get, method="POST", refusals=(*TAKES_JSON, 500))
@@ -19,7 +189,7 @@ ROOT: Final = "/api"
 ROUTES: Final = (
     _post(
         path="/api/chat",
-        handler=handlers.ollama_chat,
+        handler=ollama_chat,
         summary="Answer a conversation, in Ollama's words",
         body=requests.OllamaChatRequest,
         answers=(schemas.OllamaChat,),
@@ -29,7 +199,7 @@ ROUTES: Final = (
     ),
     _post(
         path="/api/generate",
-        handler=handlers.ollama_generate,
+        handler=ollama_generate,
         summary="Answer a prompt, in Ollama's words",
         body=requests.OllamaGenerateRequest,
         answers=(schemas.OllamaGenerated,),
@@ -38,14 +208,14 @@ ROUTES: Final = (
     ),
     _post(
         path="/api/embed",
-        handler=embed.ollama_embed,
+        handler=ollama_embed,
         summary="Texts as vectors, in Ollama's words",
         body=requests.OllamaEmbedRequest,
         answers=(schemas.OllamaEmbedded,),
     ),
     _post(
         path="/api/embeddings",
-        handler=embed.ollama_embeddings,
+        handler=ollama_embeddings,
         summary="One text as a vector, as Ollama's older clients ask for it",
         body=requests.OllamaEmbeddingsRequest,
         answers=(schemas.OllamaEmbedding,),

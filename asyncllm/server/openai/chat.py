@@ -13,8 +13,8 @@ from asyncllm.server.chat.large import read_large
 from asyncllm.server.chat.messages import read_chat
 from asyncllm.server.chat.requests import ChatRequest
 from asyncllm.server.chat.sampling import fan_out, sampling_params
-from asyncllm.server.http.fields import unsupported
 from asyncllm.server.http.middleware import RESERVATION
+from asyncllm.server.http.parse import unsupported
 from asyncllm.server.openai import schemas
 from asyncllm.server.openai.beams import answer_beams
 from asyncllm.server.openai.logprobs import prompt_logprobs, token_logprobs

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from asyncllm.server.limits.api_keys import tenant_of
-from asyncllm.server.observe.entry import current_entry
+from asyncllm.server.observe.access_log import current_entry
 from asyncllm.server.service import SERVICE
 from asyncllm.server.streaming.delivery import MUCH, Delivery, size_of
 

@@ -18,9 +18,8 @@ from asyncllm.server.http.middleware import RESERVATION
 from asyncllm.server.limits.api_keys import tenant_of
 from asyncllm.server.responses import conversion
 from asyncllm.server.responses.background import BackgroundRuns
-from asyncllm.server.responses.compaction import CompactionReply, ask_for_summary
 from asyncllm.server.responses.input import ReadInput, read_history, referred_ids
-from asyncllm.server.responses.reply import ResponseReply
+from asyncllm.server.responses.reply import CompactionReply, ResponseReply, ask_for_summary
 from asyncllm.server.responses.requests import CompactRequest, ResponsesRequest
 from asyncllm.server.responses.store import (
     EventLog,

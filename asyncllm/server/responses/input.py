@@ -12,7 +12,7 @@ from asyncllm.errors import BadRequest
 from asyncllm.server.chat.adapter import convert_part
 from asyncllm.server.responses import item_schemas as items
 from asyncllm.server.responses import requests
-from asyncllm.server.responses.sealed import unseal
+from asyncllm.server.responses.item_schemas import unseal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asyncllm.server.responses import item_schemas, schemas
-from asyncllm.server.responses.sealed import seal
+from asyncllm.server.responses.item_schemas import seal
 from asyncllm.server.streaming.frames import named_event
 from asyncllm.text.parsing import Content, Event, Reasoning, ToolArguments, ToolStart
 

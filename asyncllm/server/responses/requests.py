@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from asyncllm.server.chat.requests import COMPONENTS, Count, GeneratingFields, Logprobs
+from asyncllm.server.chat.requests import Count, GeneratingFields, Logprobs, any_of
 
 MAX_ITEMS: Final = 8192
 
@@ -263,17 +263,8 @@ REFERRED_ITEMS: Final = (
 )
 
 
-def _any_of(*kinds: type[msgspec.Struct]) -> dict[str, Any]:
-    """These, or an object of another type, which is left out."""
-    known = [{"$ref": COMPONENTS + kind.__name__} for kind in dict.fromkeys(kinds)]
-    other = {"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]}
-    return {"anyOf": [*known, other]}
-
-
-AnyItem = Annotated[dict[str, Any], Meta(extra_json_schema=_any_of(*ITEM_KINDS.values()))]
-AnyResponseTool = Annotated[
-    dict[str, Any], Meta(extra_json_schema=_any_of(FunctionTool, CustomTool, NamespaceTool))
-]
+AnyItem = Annotated[dict[str, Any], any_of(*ITEM_KINDS.values())]
+AnyResponseTool = Annotated[dict[str, Any], any_of(FunctionTool, CustomTool, NamespaceTool)]
 
 
 class ResponsesRequest(GeneratingFields, kw_only=True):

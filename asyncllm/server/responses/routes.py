@@ -1,17 +1,140 @@
-"""The routes of OpenAI's Responses."""
+"""The handlers of /v1/responses for responses that are there already."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from aiohttp import web
+
+from asyncllm.errors import BadRequest, NotFound
 from asyncllm.server.arrivals.names import home_of_id
+from asyncllm.server.http.answer import json_body, json_response
 from asyncllm.server.http.route import GENERATES, Route
-from asyncllm.server.responses import create, handlers, schemas
-from asyncllm.server.responses.requests import (
-    REFERRED_ITEMS,
-    CompactRequest,
-    ResponsesRequest,
-)
+from asyncllm.server.limits.api_keys import tenant_of
+from asyncllm.server.responses import create, schemas
+from asyncllm.server.responses.background import BackgroundRun, BackgroundRuns
+from asyncllm.server.responses.create import RUNS, STORE
+from asyncllm.server.responses.input import decode_item
+from asyncllm.server.responses.requests import REFERRED_ITEMS, CompactRequest, ResponsesRequest
+from asyncllm.server.responses.schemas import DeletedResponse, ResponseItems
+from asyncllm.server.responses.store import ResponseStore
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+def add_responses(app: web.Application) -> None:
+    """Give the app a store for responses, and cancel those in progress when it ends."""
+    app[STORE] = ResponseStore()
+    runs = app[RUNS] = BackgroundRuns()
+
+    async def end_runs(_app: web.Application) -> AsyncIterator[None]:
+        yield
+        await runs.aclose()
+
+    app.cleanup_ctx.append(end_runs)
+
+
+async def retrieve_response(request: web.Request) -> web.StreamResponse:
+    """The response as it stands, or its events, including those still to come."""
+    tenant, id = _address(request)
+    stream = _choice(request, "stream", ("false", "true")) == "true"
+    run = request.app[RUNS].find(tenant, id)
+    stored = None if run is not None else request.app[STORE].get(tenant, id)
+    if run is None and stored is None:
+        raise _not_found(id)
+    if stream:
+        log = (run or stored).log  # type: ignore[union-attr]
+        if log is None:
+            raise BadRequest("only what was streamed in the background can be", param="stream")
+        return await log.send(request, _number(request, "starting_after", -1, -1, 2**31))
+    if run is not None:
+        return json_response(run.reply.response)
+    assert stored is not None
+    return json_body(stored.body)
+
+
+async def delete_response(request: web.Request) -> web.Response:
+    tenant, id = _address(request)
+    run = request.app[RUNS].find(tenant, id)
+    if run is not None:
+        run.abort()
+    if request.app[STORE].remove(tenant, id) is None:
+        raise _not_found(id)
+    return json_response(DeletedResponse(id=id, deleted=True))
+
+
+async def cancel_response(request: web.Request) -> web.Response:
+    """End a background response; one that has ended does not change."""
+    tenant, id = _address(request)
+    run: BackgroundRun | None = request.app[RUNS].find(tenant, id)
+    if run is not None:
+        run.abort()
+        return json_response(run.reply.response)
+    stored = request.app[STORE].get(tenant, id)
+    if stored is None:
+        raise _not_found(id)
+    if not stored.background:
+        raise BadRequest("only a response with background=true can be cancelled", param="id")
+    return json_body(stored.body)
+
+
+async def list_input_items(request: web.Request) -> web.Response:
+    """The items that a response continues, and its own input."""
+    tenant, id = _address(request)
+    order = _choice(request, "order", ("desc", "asc"))
+    limit = _number(request, "limit", 20, 1, 100)
+    store = request.app[STORE]
+    stored = store.get(tenant, id)
+    if stored is None:
+        raise _not_found(id)
+    items = [*(store.before(tenant, stored) or ()), *stored.input]
+    if order == "desc":
+        items.reverse()
+    if (after := request.query.get("after")) is not None:
+        place = next((i for i, item in enumerate(items, 1) if item.id == after), None)
+        if place is None:
+            raise BadRequest(f"there is no item {after!r}", param="after")
+        items = items[place:]
+    page = items[:limit]
+    return json_response(
+        ResponseItems(
+            data=[decode_item(item.json) for item in page],
+            first_id=page[0].id if page else "",
+            last_id=page[-1].id if page else "",
+            has_more=len(items) > limit,
+        )
+    )
+
+
+def _address(request: web.Request) -> tuple[str, str]:
+    """The tenant, and the id of the response."""
+    return tenant_of(request), request.match_info["id"]
+
+
+def _not_found(id: str) -> NotFound:
+    return NotFound(f"Response with id {id!r} not found", param="id")
+
+
+def _choice(request: web.Request, name: str, values: tuple[str, ...]) -> str:
+    given = request.query.get(name, values[0])
+    if given not in values:
+        raise BadRequest(f"{name} must be {' or '.join(values)}", param=name)
+    return given
+
+
+def _number(request: web.Request, name: str, default: int, least: int, most: int) -> int:
+    given = request.query.get(name)
+    if given is None:
+        return default
+    try:
+        number = int(given)
+    except ValueError:
+        number = least - 1
+    if not least <= number <= most:
+        raise BadRequest(f"{name} must be between {least} and {most}", param=name)
+    return number
+
 
 ROUTES: Final = (
     Route(
@@ -42,7 +165,7 @@ ROUTES: Final = (
         method="GET",
         path="/v1/responses/{id}",
         home=home_of_id,
-        handler=handlers.retrieve_response,
+        handler=retrieve_response,
         summary="A response that is kept or being made",
         answers=(schemas.Response,),
         event=schemas.ResponseEvent,
@@ -57,7 +180,7 @@ ROUTES: Final = (
         method="DELETE",
         path="/v1/responses/{id}",
         home=home_of_id,
-        handler=handlers.delete_response,
+        handler=delete_response,
         summary="Keep a response no longer",
         answers=(schemas.DeletedResponse,),
         refusals=(404,),
@@ -66,7 +189,7 @@ ROUTES: Final = (
         method="POST",
         path="/v1/responses/{id}/cancel",
         home=home_of_id,
-        handler=handlers.cancel_response,
+        handler=cancel_response,
         summary="End a response that is made in the background",
         answers=(schemas.Response,),
         refusals=(400, 404),
@@ -75,7 +198,7 @@ ROUTES: Final = (
         method="GET",
         path="/v1/responses/{id}/input_items",
         home=home_of_id,
-        handler=handlers.list_input_items,
+        handler=list_input_items,
         summary="What a response was made of",
         answers=(schemas.ResponseItems,),
         query={

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from asyncllm.server.http.middleware import request_id
-from asyncllm.server.observe.entry import current_entry
+from asyncllm.server.observe.access_log import current_entry
 from asyncllm.server.request_log import Served
 from asyncllm.system.event_loop import Slices, each_later
 

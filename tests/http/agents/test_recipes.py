@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from asyncllm.server.responses.sealed import seal
+from asyncllm.server.responses.item_schemas import seal
 from asyncllm.text import ChatTemplate
 from asyncllm.text.parsing import TOOL_FORMATS, Formats
 from tests.support.server.agent import RULES, Agent, Call

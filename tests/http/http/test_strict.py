@@ -15,8 +15,7 @@ from asyncllm import Client, SamplingParams
 from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.requests import ChatRequest
-from asyncllm.server.http.fields import ignored_header, unknown_fields
-from asyncllm.server.http.parse import parse
+from asyncllm.server.http.parse import ignored_header, parse, unknown_fields
 from tests.support.server.serving import Answer, Server, serving
 
 HEADER = "X-Ignored-Parameters"

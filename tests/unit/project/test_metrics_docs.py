@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from asyncllm.server.metrics import engine, server, vllm
+from asyncllm.server.metrics import engine, server
 from asyncllm.server.metrics.metric import Metric
 from asyncllm.supervise.front.metrics import OWN
 
@@ -27,9 +27,9 @@ def test_the_list_is_that_of_the_tables() -> None:
 
 
 def test_names_are_well_formed_and_used_once() -> None:
-    names = [metric.name for metric in (*OURS, *vllm.METRICS)]
+    names = [metric.name for metric in (*OURS, *server.VLLM_METRICS)]
     assert len(names) == len(set(names))
-    for metric in (*OURS, *vllm.METRICS):
+    for metric in (*OURS, *server.VLLM_METRICS):
         assert re.fullmatch(r"(asyncllm_|vllm:)[a-z0-9_]+", metric.name)
         assert metric.meaning.endswith("."), metric.name
         if metric.kind == "counter":
@@ -37,7 +37,7 @@ def test_names_are_well_formed_and_used_once() -> None:
 
 
 def test_documents_name_no_metric_that_is_not() -> None:
-    known = {metric.name for metric in (*OURS, *vllm.METRICS)} | {"vllm:lora_requests_info"}
+    known = {metric.name for metric in (*OURS, *server.VLLM_METRICS)} | {"vllm:lora_requests_info"}
     known |= {name for name, *_ in OWN}
     for document in (*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"):
         text = document.read_text(encoding="utf-8")

@@ -9,9 +9,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from asyncllm.errors import RateLimited
-from asyncllm.server.limits.accounts import Account, Accounts, Rates, Work
-from asyncllm.server.limits.bucket import Bucket
-from asyncllm.server.limits.headers import anthropic_headers, duration, openai_headers
+from asyncllm.server.limits.accounts import (
+    Account,
+    Accounts,
+    Bucket,
+    Rates,
+    Work,
+    anthropic_headers,
+    duration,
+    openai_headers,
+)
 from asyncllm.types import SamplingParams
 
 LIMIT = 600  # ten a second
@@ -39,8 +46,7 @@ class BucketMachine(RuleBasedStateMachine):
 
     @property
     def bucket(self) -> Bucket:
-        assert self.account.tokens is not None
-        return self.account.tokens
+        return self.account.buckets["tokens"]
 
     @rule(seconds=st.floats(0, 200))
     def pass_time(self, seconds: float) -> None:
@@ -99,8 +105,7 @@ def test_an_unused_reservation_is_free_again() -> None:
         account.reserve(Work(10, 0))
     assert caught.value.retry_after == pytest.approx(6)
     account.settle(reserved, 35)
-    assert account.tokens is not None
-    assert account.tokens.level == 65
+    assert account.buckets["tokens"].level == 65
 
 
 def test_debts_are_paid_before_anything_else() -> None:
@@ -119,8 +124,7 @@ def test_a_refused_request_takes_nothing() -> None:
     for _ in range(3):
         with pytest.raises(RateLimited, match="tokens per minute"):
             account.admit()
-    assert account.requests is not None
-    assert account.requests.level == 2
+    assert account.buckets["requests"].level == 2
 
 
 def test_work_is_counted_as_in_usage() -> None:
