@@ -8,6 +8,8 @@ from typing import NamedTuple
 import msgspec
 
 NO_PAGE = -1
+#: The state slot that belongs to nobody.
+NO_STATE = 0
 #: Added to the ticks of pages that only short-lived requests have used: all others are younger.
 COLD = -(1 << 62)
 
@@ -26,6 +28,32 @@ class Pin(msgspec.Struct, eq=False, gc=False):
     num_pages: int = 0
 
 
+class Checkpoint(msgspec.Struct, eq=False, gc=False):
+    """The state of recurrent layers after all tokens of a path.
+
+    Attributes:
+        node: the end of the path; None once it was dropped.
+        above: the one before it on its path, as far as known.
+        slot: where it is; NO_STATE while it is only promised.
+        ready: the slot has the state.
+        num_used: how many sequences began with it.
+    """
+
+    node: Node | None
+    above: Checkpoint | None = None
+    slot: int = NO_STATE
+    ready: bool = False
+    num_used: int = 0
+
+    __repr__ = object.__repr__
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it is on a pinned page."""
+        node = self.node
+        return node is not None and node.pin is not None and node.pinned
+
+
 class Node(msgspec.Struct, eq=False, gc=False):
     """One page's worth of tokens, after those of its ancestors. Roots hold none.
 
@@ -41,6 +69,7 @@ class Node(msgspec.Struct, eq=False, gc=False):
         saving: a copy of the device page to the host page is under way.
         ahead: the device page may be evicted at once, see ``HostTier``.
         pin: the one that keeps its device page longest; it may have ended.
+        checkpoint: the recurrent state after its path, kept or promised.
         digest: of ``changes.announce``; the cache does not use it.
         linked: ``match`` finds it. An unlinked node has no children, and its pages are free after
             its last lock.
@@ -61,6 +90,7 @@ class Node(msgspec.Struct, eq=False, gc=False):
     saving: bool = False
     ahead: bool = False
     pin: Pin | None = None
+    checkpoint: Checkpoint | None = None
     digest: int = 0
     linked: bool = True
     children: dict[bytes, Node] = msgspec.field(default_factory=dict)
@@ -71,6 +101,11 @@ class Node(msgspec.Struct, eq=False, gc=False):
     def pinned(self) -> bool:
         """Whether its device page is evicted after those that are not pinned."""
         return self.pin is not None and self.pin.num_pages > 0
+
+    @property
+    def settled(self) -> bool:
+        """Neither the device page nor a promised checkpoint is still to come."""
+        return self.ready and (self.checkpoint is None or self.checkpoint.ready)
 
     def evictable(self, *, leaf: bool = True) -> bool:
         """The device page is unused; with ``leaf``, also no child has a device page."""
@@ -91,16 +126,16 @@ class Node(msgspec.Struct, eq=False, gc=False):
 
 
 def pending_below(node: Node, tokens: array[int], page_size: int) -> Node | None:
-    """The last node below ``node``, on the path of ``tokens`` (int32), being written."""
+    """The last node below ``node``, on the path of ``tokens`` (int32), that is not settled."""
     pending: Node | None = None
     # Bytes of one page at a time: the rest is long, and only a few pages are looked at.
     for start in range(
         node.depth * page_size, (len(tokens) - 1) // page_size * page_size, page_size
     ):
         child = node.children.get(tokens[start : start + page_size].tobytes())
-        if child is None or (child.ready and (pending is not None or child.page == NO_PAGE)):
+        if child is None or (child.settled and (pending is not None or child.page == NO_PAGE)):
             break
-        if not child.ready:
+        if not child.settled:
             pending = child
         node = child
     return pending

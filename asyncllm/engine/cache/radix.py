@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 
 from asyncllm.engine.cache.changes import CacheChanges
+from asyncllm.engine.cache.checkpoints import NoStates, States
 from asyncllm.engine.cache.host_tier import HostTier
 from asyncllm.engine.cache.node import COLD, NO_PAGE, Match, Node, take_apart
 from asyncllm.engine.cache.pages import PageAllocator
@@ -25,11 +26,17 @@ class PrefixTree:
     """
 
     def __init__(
-        self, page_size: int, pages: PageAllocator, host_pages: PageAllocator, most_pinned: int = 0
+        self,
+        page_size: int,
+        pages: PageAllocator,
+        host_pages: PageAllocator,
+        most_pinned: int = 0,
+        states: States | None = None,
     ):
         self.page_size = page_size
         self.num_cached = 0
         self.num_dropped = 0
+        self._states = states or NoStates()
         self._pages = pages
         self._host = HostTier(host_pages, pages.num_pages)
         self._roots: dict[bytes, Node] = {}
@@ -40,7 +47,7 @@ class PrefixTree:
 
     def __del__(self) -> None:
         for root in self._roots.values():
-            take_apart(root)
+            self._states.forget(take_apart(root))
 
     # -- looking up ------------------------------------------------------------------------------
 
@@ -282,6 +289,7 @@ class PrefixTree:
         self.num_dropped += not (saved or node.ahead) and self._host.pages.num_pages > 0
         self._host.leaves_device(node)
         if saved:
+            self._states.forget((node,))
             self._host.offer(node)
         else:
             self._remove(node)
@@ -305,6 +313,7 @@ class PrefixTree:
         elif not parent.children and parent.locks == 0:
             self._roots.pop(parent.key, None)
         nodes = take_apart(node)
+        self._states.forget(nodes)
         if self.changes is not None:
             self.changes.removed(nodes)
         return nodes

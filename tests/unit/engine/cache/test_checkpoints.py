@@ -1,0 +1,271 @@
+"""State slots have one owner each, and checkpoints go in the order of their use."""
+
+from __future__ import annotations
+
+import time
+from array import array
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from asyncllm.engine.cache.checkpoints import StateSlots
+from asyncllm.engine.cache.node import NO_STATE, Checkpoint, Node
+from asyncllm.engine.cache.pages import PageAllocator
+from asyncllm.engine.cache.radix import PrefixTree
+from tests.support.engine.scheduling import path
+
+
+class SlotsMachine(RuleBasedStateMachine):
+    """Any order of calls, against lists that are searched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[int] = []
+        self.promised: list[Checkpoint] = []
+        #: Least recently used first.
+        self.kept: list[Checkpoint] = []
+        self.replaced: list[Checkpoint] = []
+
+    @initialize(count=st.integers(1, 12))
+    def begin(self, count: int) -> None:
+        self.slots = StateSlots(count)
+
+    @rule()
+    def take(self) -> None:
+        free = self.slots.num_free
+        slot = self.slots.take()
+        if slot is None:
+            assert not self.kept
+            assert not self.replaced
+            assert not free
+            return
+        assert slot not in self.taken
+        if not free:
+            gone = (self.replaced or self.kept).pop(0)
+            assert gone.slot == slot
+            assert gone.node is None
+        self.taken.append(slot)
+
+    @precondition(lambda self: self.taken)
+    @rule(which=st.integers(0, 99))
+    def give_back(self, which: int) -> None:
+        self.slots.give_back(self.taken.pop(which % len(self.taken)))
+
+    @rule(below=st.integers(0, 99))
+    def promise(self, below: int) -> None:
+        node = Node(None, b"", 0, ready=True)
+        known = [*self.kept, *self.replaced]
+        checkpoint = self.slots.promise(node, known[below % len(known)] if known else None)
+        assert checkpoint is not None
+        assert node.checkpoint is checkpoint
+        assert self.slots.promise(node, None) is None
+        self.promised.append(checkpoint)
+
+    @precondition(lambda self: self.promised and self.taken)
+    @rule(which=st.integers(0, 99), slot=st.integers(0, 99), ready=st.booleans())
+    def keep(self, which: int, slot: int, ready: bool) -> None:
+        checkpoint = self.promised.pop(which % len(self.promised))
+        given = self.taken.pop(slot % len(self.taken))
+        self.slots.keep(checkpoint, given)
+        if checkpoint.node is not None:
+            assert checkpoint.slot == given
+            checkpoint.ready = ready
+            self.kept.append(checkpoint)
+
+    @precondition(lambda self: self.kept or self.replaced)
+    @rule(which=st.integers(0, 99))
+    def use(self, which: int) -> None:
+        known = [*self.kept, *self.replaced]
+        checkpoint = known[which % len(known)]
+        for order in (self.kept, self.replaced):
+            if checkpoint in order:
+                order.remove(checkpoint)
+        self.kept.append(checkpoint)
+        above = checkpoint.above
+        self.slots.use(checkpoint)
+        while above in self.kept and above.num_used < 2:
+            self.kept.remove(above)
+            self.replaced.append(above)
+            above = above.above
+
+    @precondition(lambda self: self.kept or self.replaced or self.promised)
+    @rule(which=st.integers(0, 99))
+    def forget(self, which: int) -> None:
+        """Its page goes."""
+        known = [*self.kept, *self.replaced, *self.promised]
+        checkpoint = known[which % len(known)]
+        assert checkpoint.node is not None or checkpoint in self.promised
+        if checkpoint.node is not None:
+            self.slots.forget([checkpoint.node])
+        for order in (self.kept, self.replaced):
+            if checkpoint in order:
+                order.remove(checkpoint)
+
+    @invariant()
+    def one_owner(self) -> None:
+        slots = self.slots
+        checkpoints = [*self.kept, *self.replaced]
+        kept = [checkpoint.slot for checkpoint in checkpoints]
+        everywhere = sorted([*slots._free, *self.taken, *kept])
+        assert everywhere == list(range(1, slots.num_slots + 1)), "none is lost, none has two"
+        assert (slots.num_taken, slots.num_kept) == (len(self.taken), len(kept))
+        assert slots.num_available == slots.num_slots - len(self.taken)
+        for checkpoint in checkpoints:
+            assert checkpoint.node is not None
+            assert checkpoint.node.checkpoint is checkpoint
+        assert all(checkpoint.slot == NO_STATE for checkpoint in self.promised)
+
+
+TestSlotsMachine = SlotsMachine.TestCase
+TestSlotsMachine.settings = settings(max_examples=80, stateful_step_count=40, derandomize=True)
+
+
+# -- in the tree -----------------------------------------------------------------------------------
+
+
+class Kept:
+    """A tree with states; the page size is 1, and nobody is inside."""
+
+    def __init__(self, num_pages: int = 100, num_states: int = 20):
+        self.slots = StateSlots(num_states)
+        self.pages = PageAllocator(num_pages)
+        self.tree = PrefixTree(1, self.pages, PageAllocator(0), 50, self.slots)
+
+    def add(self, tokens: list[int], *at: int, ready: bool = True) -> None:
+        """A sequence comes and goes, and leaves checkpoints after so many tokens."""
+        match = self.tree.match(array("i", [*tokens, -1]), b"")
+        self.tree.lock(match.node)
+        own = array("i", tokens[match.node.depth :])
+        pages = self.pages.take(len(own))
+        assert pages is not None
+        added = self.tree.insert(match.node, own, pages, ready=True)
+        node = end = added[-1] if added else match.node
+        while node.parent is not None:
+            if node.depth in at:
+                self.keep(node, ready=ready)
+            node = node.parent
+        self.tree.unlock(end)
+
+    def keep(self, node: Node, *, ready: bool = True) -> Checkpoint:
+        checkpoint, slot = self.slots.promise(node, None), self.slots.take()
+        assert checkpoint is not None
+        assert slot is not None
+        self.slots.keep(checkpoint, slot)
+        checkpoint.ready = ready
+        return checkpoint
+
+    def found(self, tokens: list[int]) -> tuple[int, int]:
+        """How much of it is usable, and up to where something is to come."""
+        match = self.slots.usable(self.tree.match(array("i", [*tokens, -1]), b""))
+        assert len(match.pages) == match.node.depth
+        return match.node.depth, match.pending.depth if match.pending is not None else 0
+
+
+def test_a_hit_ends_at_the_deepest_checkpoint_on_the_path_and_is_none_without_one() -> None:
+    kept = Kept()
+    kept.add([1, 2, 3, 4, 5, 6], 2, 5)
+    kept.add([7, 8, 9])
+    assert kept.found([1, 2, 3, 4, 5, 6, 7]) == (5, 0)
+    assert kept.found([1, 2, 3, 4, 5]) == (5, 0)
+    assert kept.found([1, 2, 3, 4]) == (2, 0)
+    assert kept.found([1, 2, 9]) == (2, 0)
+    assert kept.found([1]) == (0, 0), "its only checkpoints are in a part that it does not share"
+    assert kept.found([7, 8, 9]) == (0, 0)
+
+
+def test_a_promise_is_waited_for_if_it_is_deeper_than_what_is_there() -> None:
+    kept = Kept()
+    kept.add([1, 2, 3, 4, 5, 6], 3)
+    kept.add([1, 2, 3, 4, 5, 6], 2, 5, ready=False)
+    assert kept.found([1, 2, 3, 4, 5, 6]) == (3, 5)
+    assert kept.found([1, 2, 3, 4]) == (3, 0)
+    assert kept.found([1, 2]) == (0, 2)
+
+
+def test_pages_stay_when_their_checkpoint_goes_and_take_it_along_when_they_go() -> None:
+    kept = Kept(num_pages=6, num_states=2)
+    kept.add([1, 2, 3, 4, 5, 6], 2, 5)
+    slot = kept.slots.take()
+    assert slot is not None
+    assert kept.tree.num_cached == 6
+    assert kept.found([1, 2, 3, 4, 5, 6]) == (2, 0), "5 was looked at last, and kept first"
+    kept.slots.give_back(slot)
+    assert kept.tree.evict(4)
+    assert (kept.found([1, 2, 3]), kept.slots.num_kept) == ((2, 0), 1)
+    assert kept.tree.evict(1)
+    assert (kept.found([1, 2, 3]), kept.slots.num_free) == ((0, 0), 2)
+
+
+def test_checkpoints_on_pinned_pages_go_last_and_as_others_when_the_pin_has_ended() -> None:
+    kept = Kept(num_states=3)
+    kept.add([1, 2, 3], 3)
+    kept.add([4, 5, 6], 3)
+    kept.add([7, 8, 9], 3)
+    end = kept.tree.match(array("i", [1, 2, 3, -1]), b"").node
+    assert kept.tree.pins.pin(list(path(end))[-2::-1], "a", 10.0) == 3
+
+    def gone() -> set[int]:
+        """The first tokens of the prefixes whose checkpoints are gone."""
+        kept.slots.take()
+        return {first for first in (1, 4, 7) if not kept.found([first, first + 1, first + 2])[0]}
+
+    assert gone() == {4}
+    kept.add([4, 5, 6], 3)
+    assert gone() == {4, 7}, "the pinned one is older"
+    kept.tree.leaves.expire(11.0)
+    assert gone() == {4, 7, 1}
+
+
+def test_an_ended_pin_is_as_old_as_it_is() -> None:
+    kept = Kept(num_states=3)
+    for first in (1, 4, 7):
+        kept.add([first, first + 1], 2)
+    end = kept.tree.match(array("i", [1, 2, -1]), b"").node
+    kept.tree.pins.pin(list(path(end))[-2::-1], "a", 10.0)
+    kept.slots.take()  # it passes over the pinned one
+    kept.tree.leaves.expire(11.0)
+    kept.slots.take()
+    assert (kept.found([1, 2])[0], kept.found([4, 5])[0], kept.found([7, 8])[0]) == (0, 0, 2)
+
+
+def test_what_a_longer_one_replaced_goes_first_unless_it_was_used_twice() -> None:
+    slots = StateSlots(4)
+    chain: list[Checkpoint] = []
+    for _ in range(4):
+        checkpoint = slots.promise(Node(None, b"", 0, ready=True), chain[-1] if chain else None)
+        slot = slots.take()
+        assert checkpoint is not None
+        assert slot is not None
+        slots.keep(checkpoint, slot)
+        chain.append(checkpoint)
+    slots.use(chain[0])
+    slots.use(chain[0])
+    slots.use(chain[3])
+    order: list[int] = []
+    for _ in range(4):
+        slots.take()
+        order += [i for i in range(4) if chain[i].node is None and i not in order]
+    assert order == [2, 1, 0, 3]
+
+
+def test_ten_thousand_checkpoints_are_evicted_in_no_time() -> None:
+    count = 10_000
+    best = 1.0
+    for _ in range(5):
+        kept = Kept(num_pages=count, num_states=count)
+        kept.add(list(range(count)), *range(1, count + 1))
+        started = time.thread_time()
+        for _ in range(count):
+            kept.slots.take()
+        best = min(best, time.thread_time() - started)
+        assert kept.slots.num_evicted == count
+        assert kept.tree.num_cached == count
+    assert best < 5e-3
+
+
+def test_a_tree_that_is_given_up_leaves_no_checkpoint() -> None:
+    kept = Kept()
+    kept.add([1, 2, 3], 1, 3)
+    del kept.tree
+    assert kept.slots.num_free == kept.slots.num_slots
