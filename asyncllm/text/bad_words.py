@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from asyncllm.text.tokenizer import Tokenizer
+from asyncllm.text.tokenizer import Tokenizer
 
 
 async def bad_word_ids(

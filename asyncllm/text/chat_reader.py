@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-from asyncllm.text.parsing import Parser, visible_special_tokens
+from asyncllm.text.parsing import Formats, Parser, visible_special_tokens
 from asyncllm.text.parsing.formats import ReasoningFormat
 from asyncllm.text.token_places import TokenPlaces
+from asyncllm.text.tokenizer import Tokenizer
 from asyncllm.types import Reasoning
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from asyncllm.text.parsing import Formats
-    from asyncllm.text.tokenizer import Tokenizer
 
 #: Tokens at the end of a prompt that tell whether the answer starts within reasoning.
 _TAIL = 64

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from copy import copy
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Self
+from pathlib import Path
+from typing import Any, Final, Self
 
 import jinja2
 from msgspec.structs import replace
@@ -16,14 +18,16 @@ from asyncllm.errors import BadRequest, ModelError
 from asyncllm.text.jinja_env import template_environment
 from asyncllm.text.model_files import read_json, read_special_tokens
 from asyncllm.text.template_budget import BudgetedSandbox, TooMuchWork, Work
-from asyncllm.text.template_form import calls_as_json, checked, fallbacks, find_form, is_lost
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from asyncllm.text.template_form import Form, Message, WriteCalls
+from asyncllm.text.template_form import (
+    Form,
+    Message,
+    WriteCalls,
+    calls_as_json,
+    checked,
+    fallbacks,
+    find_form,
+    is_lost,
+)
 
 #: Rendering on the event loop. A model's own template takes some ten steps a message, of about a
 #: microsecond each.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,6 @@ import msgspec
 from asyncllm.text.detokenizer import ByteDetokenizer, WindowDetokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     import tokenizers
     from tokenizers.decoders import Decoder
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from codecs import utf_8_decode
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 
 class Detokenizer(Protocol):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import tokenizers
 
 from asyncllm.errors import ModelError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _CONVERTIBLE = ("vocab.json", "tokenizer.model", "vocab.txt", "spiece.model", "tekken.json")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -19,8 +20,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, MutableMapping
-
     from jinja2.runtime import Context
 
 #: Characters, or elements of a list, that count as one step.

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from asyncllm.errors import BadRequest
 from asyncllm.text.decoding import ByteDecoding, content_of, decoding_of, special_ids
+from asyncllm.text.detokenizer import Detokenizer
 from asyncllm.text.model_files import load_backend
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
     import tokenizers
-
-    from asyncllm.text.detokenizer import Detokenizer
 
 
 class Tokenizer:

@@ -6,17 +6,13 @@ https://cookbook.openai.com/articles/openai-harmony
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from asyncllm.text.parsing.calls.arguments import NotACall, offered, read_arguments
-from asyncllm.text.parsing.source import markers_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from asyncllm.text.parsing.formats import ChannelFormat
-    from asyncllm.text.parsing.outbox import Outbox
-    from asyncllm.text.parsing.source import Emit, Source, Steps
+from asyncllm.text.parsing.formats import ChannelFormat
+from asyncllm.text.parsing.outbox import Outbox
+from asyncllm.text.parsing.source import Emit, Source, Steps, markers_of
 
 _PLAIN = re.compile(r"[^<{]+")  # neither a marker nor an object begins in it
 _MAX_HEADER = 512  # characters

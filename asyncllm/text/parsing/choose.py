@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -13,6 +14,7 @@ from asyncllm.text.chat_template import ChatTemplate
 from asyncllm.text.parsing.derived.calls import derive_format
 from asyncllm.text.parsing.derived.probe import (
     TOOLS,
+    RenderedCalls,
     render_calls,
     render_reasoning,
     same_arguments,
@@ -22,11 +24,6 @@ from asyncllm.text.parsing.events import message_of
 from asyncllm.text.parsing.formats import ChannelFormat, Formats, ReasoningFormat, ToolFormat
 from asyncllm.text.parsing.parser import Parser
 from asyncllm.text.parsing.registry import HARMONY, REASONING_FORMATS, TOOL_FORMATS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from asyncllm.text.parsing.derived.probe import RenderedCalls
 
 log = logging.getLogger(__name__)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from collections.abc import Iterable
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from asyncllm.types import FinishReason
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class Content(msgspec.Struct, frozen=True, gc=False, tag="content"):

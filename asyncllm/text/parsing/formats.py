@@ -6,13 +6,11 @@ Markers are literal text. Whitespace is allowed between all markup and is not wr
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CallIds: TypeAlias = Literal["random", "short", "named"]
 

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 from asyncllm.text.parsing.literal_atoms import QUOTES, LiteralString, constant_of
-from asyncllm.text.parsing.source import NO_MARKERS, SPACE, markers_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from asyncllm.text.parsing.source import Emit, Markers, Source, Steps
+from asyncllm.text.parsing.source import NO_MARKERS, SPACE, Emit, Markers, Source, Steps, markers_of
 
 _CLOSERS: Final = {"{": "}", "[": "]", "(": ")"}
 _CLOSING: Final = ")]}"

@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from asyncllm.text.parsing.source import NO_MARKERS, markers_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from asyncllm.text.parsing.source import Emit, Markers, Source, Steps
+from asyncllm.text.parsing.source import NO_MARKERS, Emit, Markers, Source, Steps, markers_of
 
 QUOTES: Final = "'\""
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)

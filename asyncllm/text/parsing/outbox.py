@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from asyncllm.text.parsing.events import Content, End, Event, Reasoning, ToolArguments, ToolStart
-
-if TYPE_CHECKING:
-    from asyncllm.text.parsing.source import Emit, Source
+from asyncllm.text.parsing.source import Emit, Source
 
 #: Makes the id of a call from its index in the message and its tool's name.
 NewId: TypeAlias = Callable[[int, str], str]

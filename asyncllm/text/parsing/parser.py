@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import secrets
 import string
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from asyncllm.text.parsing.channels import ChannelReader
 from asyncllm.text.parsing.events import Content, Event, Reasoning
-from asyncllm.text.parsing.formats import CallIds, ChannelFormat
+from asyncllm.text.parsing.formats import CallIds, ChannelFormat, Formats
 from asyncllm.text.parsing.outbox import NewId, Outbox
-from asyncllm.text.parsing.source import Source
+from asyncllm.text.parsing.source import Emit, Source
 from asyncllm.text.parsing.tagged import TaggedReader
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from asyncllm.text.parsing.formats import Formats
-    from asyncllm.text.parsing.source import Emit
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
 

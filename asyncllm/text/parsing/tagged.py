@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from asyncllm.text.parsing.calls.arguments import written_names
 from asyncllm.text.parsing.calls.reader import CallReader
-from asyncllm.text.parsing.formats import is_tag
-from asyncllm.text.parsing.source import NO_MARKERS, SPACE, Markers, markers_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from asyncllm.text.parsing.formats import CallSyntax, ReasoningFormat, ToolFormat
-    from asyncllm.text.parsing.outbox import Outbox
-    from asyncllm.text.parsing.source import Source, Steps
+from asyncllm.text.parsing.formats import CallSyntax, ReasoningFormat, ToolFormat, is_tag
+from asyncllm.text.parsing.outbox import Outbox
+from asyncllm.text.parsing.source import NO_MARKERS, SPACE, Markers, Source, Steps, markers_of
 
 _OPENING = "{["
 _CLOSING = "]}"

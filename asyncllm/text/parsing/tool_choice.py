@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 
 from asyncllm.errors import BadRequest
-from asyncllm.text.parsing.formats import ChannelFormat
+from asyncllm.text.parsing.formats import ChannelFormat, Formats, ToolFormat
 from asyncllm.text.parsing.parser import parameter_schemas
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from asyncllm.text.parsing.formats import Formats, ToolFormat
 
 ToolChoice = Literal["none", "auto", "required"]
 

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from asyncllm.text.parsing.formats import ToolFormat
+from asyncllm.text.parsing.formats import Formats, ParameterStyle, ToolFormat
 from asyncllm.text.parsing.tool_formats import GENERIC
-from asyncllm.text.template_form import calls_as_json, named_arguments
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from asyncllm.text.parsing.formats import Formats, ParameterStyle
-    from asyncllm.text.template_form import WriteCalls
+from asyncllm.text.template_form import WriteCalls, calls_as_json, named_arguments
 
 _PYTHON = "(**"  # before an object that is the arguments of a call in Python
 _IGNORED = " \n\"'"  # between a marker and a name

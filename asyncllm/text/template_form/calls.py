@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from string import ascii_letters, digits
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from asyncllm.text.template_form.messages import calls_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from asyncllm.text.template_form.messages import Message
+from asyncllm.text.template_form.messages import Message, calls_of
 
 _LETTERS: Final = digits + ascii_letters
 #: Writes the calls of a message as text.

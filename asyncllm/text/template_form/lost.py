@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from asyncllm.text.reasoning_marks import CHANNEL_ENDS, REASONING_MARKS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from asyncllm.text.template_form.messages import Message
+from asyncllm.text.template_form.messages import Message
 
 #: Templates leave out what an answer has before these: it is reasoning.
 _REASONING_ENDS: Final = (

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
-if TYPE_CHECKING:
-    from asyncllm.text.template_form.calls import WriteCalls
+from asyncllm.text.template_form.calls import WriteCalls
 
 #: A tool as OpenAI's chat completions define it.
 Tool: TypeAlias = Mapping[str, Any]

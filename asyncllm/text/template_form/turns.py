@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
-from asyncllm.text.template_form.messages import calls_of, text_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from asyncllm.text.template_form.messages import Message
+from asyncllm.text.template_form.messages import Message, calls_of, text_of
 
 #: Roles of what the author of a program says.
 SYSTEM: Final = ("system", "developer")

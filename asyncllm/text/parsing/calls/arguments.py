@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from asyncllm.text.parsing.literal import Literal
 from asyncllm.text.parsing.literal_atoms import QUOTES
-from asyncllm.text.parsing.source import NO_MARKERS, Markers, Source
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Sequence
-
-    from asyncllm.text.parsing.source import Emit, Steps
+from asyncllm.text.parsing.source import NO_MARKERS, Emit, Markers, Source, Steps
 
 # What models write around a tool's name: where it is, and which call it is.
 _PLACES = ("functions.", "tools.", "default_api.")

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Container
+from typing import TypeAlias
 
 from asyncllm.text.parsing.calls.arguments import NotACall, NotOffered, offered, read_arguments
+from asyncllm.text.parsing.formats import JsonBody
 from asyncllm.text.parsing.literal import Literal
 from asyncllm.text.parsing.literal_atoms import LiteralString
-from asyncllm.text.parsing.source import NO_MARKERS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container
-
-    from asyncllm.text.parsing.formats import JsonBody
-    from asyncllm.text.parsing.source import Emit, Markers, Source, Steps
+from asyncllm.text.parsing.source import NO_MARKERS, Emit, Markers, Source, Steps
 
 #: Begins a call of this name; returns what takes its arguments.
 Start: TypeAlias = "Callable[[str], Emit]"

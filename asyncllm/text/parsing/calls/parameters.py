@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asyncllm.text.parsing.calls.typed import TYPES, as_json, parameter_names, parameter_types
+from asyncllm.text.parsing.formats import CallSyntax, NamedBody, ParameterStyle
 from asyncllm.text.parsing.literal_atoms import QUOTES, escaped
-from asyncllm.text.parsing.source import NO_MARKERS, Markers, markers_of
-
-if TYPE_CHECKING:
-    from asyncllm.text.parsing.formats import CallSyntax, NamedBody, ParameterStyle
-    from asyncllm.text.parsing.source import Emit, Source, Steps
+from asyncllm.text.parsing.source import NO_MARKERS, Emit, Markers, Source, Steps, markers_of
 
 _WORD = re.compile(r"\w+")
 _IN_LINE = re.compile(r"[ \t]+")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from asyncllm.text.parsing.calls.arguments import (
     NotACall,
@@ -15,16 +16,11 @@ from asyncllm.text.parsing.calls.arguments import (
 from asyncllm.text.parsing.calls.json_call import JsonCall
 from asyncllm.text.parsing.calls.parameters import ParameterReader
 from asyncllm.text.parsing.calls.typed import parameter_names
+from asyncllm.text.parsing.formats import CallSyntax, NamedBody, ToolFormat
 from asyncllm.text.parsing.literal import Literal
 from asyncllm.text.parsing.literal_atoms import QUOTES
-from asyncllm.text.parsing.source import NO_MARKERS, Markers, markers_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from asyncllm.text.parsing.formats import CallSyntax, NamedBody, ToolFormat
-    from asyncllm.text.parsing.outbox import Outbox
-    from asyncllm.text.parsing.source import Emit, Source, Steps
+from asyncllm.text.parsing.outbox import Outbox
+from asyncllm.text.parsing.source import NO_MARKERS, Emit, Markers, Source, Steps, markers_of
 
 _NAME = re.compile(r"[\w.:/-]+")
 _MAX_NAME = 256

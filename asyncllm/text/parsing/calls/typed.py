@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
 
 from asyncllm.text.parsing.literal import Literal
 from asyncllm.text.parsing.source import Source
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 #: The types of JSON.
 TYPES: Final = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from asyncllm.text.parsing.calls.typed import literal_of
-from asyncllm.text.parsing.derived.probe import common, same_arguments
+from asyncllm.text.parsing.derived.probe import ProbeCall, RenderedCalls, common, same_arguments
 from asyncllm.text.parsing.formats import (
     CallSyntax,
     CallTemplate,
@@ -19,11 +20,6 @@ from asyncllm.text.parsing.formats import (
     ToolFormat,
     is_tag,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from asyncllm.text.parsing.derived.probe import ProbeCall, RenderedCalls
 
 #: The name of every derived format.
 DERIVED = "template"

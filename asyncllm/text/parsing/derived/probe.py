@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import msgspec
 
 from asyncllm.errors import BadRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from asyncllm.text.chat_template import ChatTemplate
-    from asyncllm.text.parsing.formats import CallIds
+from asyncllm.text.chat_template import ChatTemplate
+from asyncllm.text.parsing.formats import CallIds
 
 _ASKED: Final = "Zqasked"
 _SAID: Final = "Zqsaid"

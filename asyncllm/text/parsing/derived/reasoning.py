@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
 from asyncllm.text.parsing.derived.calls import DERIVED
+from asyncllm.text.parsing.derived.probe import RenderedReasoning
 from asyncllm.text.parsing.formats import ReasoningFormat, is_tag
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from asyncllm.text.parsing.derived.probe import RenderedReasoning
 
 #: One tag of several, or all up to the next space.
 _FIRST_MARKER = re.compile(r"<[^<>\s]*>(?=\s|<|\Z)|\[[^\[\]\n]*\]|\S+")
