@@ -26,7 +26,7 @@ from asyncllm.engine.stats import EngineStats
 from asyncllm.engine.steps import StepsInFlight
 from asyncllm.engine.vitals import Vitals
 from asyncllm.errors import DeadlineExceeded, EngineDead, PolicyError, StepError
-from asyncllm.text.detokenizer import Detokenizer
+from asyncllm.text.decoding import Detokenizer
 from asyncllm.types import SamplingParams, SchedulingParams, Sink
 from asyncllm.wire.executor import Executor
 from asyncllm.wire.messages import StepResult, check_params

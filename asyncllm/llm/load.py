@@ -34,10 +34,10 @@ from asyncllm.models.spec import ModelSpec, read_sampling_defaults, read_spec
 from asyncllm.system.daemon_thread import run_in_daemon
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.chat_template import ChatTemplate
-from asyncllm.text.jinja_env import read_template
 from asyncllm.text.model_files import read_json
 from asyncllm.text.parsing import calls_writer, choose_formats
 from asyncllm.text.structured import StructuredOutput
+from asyncllm.text.template_sandbox import read_template
 from asyncllm.text.tokenizer import Tokenizer
 from asyncllm.types import SamplingParams
 from asyncllm.types.sampling_defaults import SamplingDefaults

@@ -15,9 +15,7 @@ import jinja2
 from msgspec.structs import replace
 
 from asyncllm.errors import BadRequest, ModelError
-from asyncllm.text.jinja_env import template_environment
 from asyncllm.text.model_files import read_json, read_special_tokens
-from asyncllm.text.template_budget import BudgetedSandbox, TooMuchWork, Work
 from asyncllm.text.template_form import (
     Form,
     Message,
@@ -28,6 +26,7 @@ from asyncllm.text.template_form import (
     find_form,
     is_lost,
 )
+from asyncllm.text.template_sandbox import BudgetedSandbox, TooMuchWork, Work, template_environment
 
 #: Rendering on the event loop. A model's own template takes some ten steps a message, of about a
 #: microsecond each.

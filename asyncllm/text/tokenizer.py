@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from asyncllm.errors import BadRequest
-from asyncllm.text.decoding import ByteDecoding, content_of, decoding_of, special_ids
-from asyncllm.text.detokenizer import Detokenizer
+from asyncllm.text.decoding import ByteDecoding, Detokenizer, content_of, decoding_of, special_ids
 from asyncllm.text.model_files import load_backend
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncllm.text.detokenizer import Detokenizer
+from asyncllm.text.decoding import Detokenizer
 from asyncllm.text.reasoning import ReasoningSpan
 from asyncllm.text.stop import LateStopStrings, StopStrings
 from asyncllm.types import FinishReason, SamplingParams, Sink, TokenDelta, TokenLogprob

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from asyncllm.engine.requests.reservations import Reservation
     from asyncllm.server.chat.requests import ChatRequest
     from asyncllm.server.model import Model
-    from asyncllm.text.chat_reader import ChatReader
+    from asyncllm.text.chat_reader import ChatReader, TokenPlaces
     from asyncllm.text.parsing import CallStructure, Formats
-    from asyncllm.text.token_places import TokenPlaces
     from asyncllm.types import SamplingParams
 
 

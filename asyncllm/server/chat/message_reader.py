@@ -8,8 +8,8 @@ from asyncllm.text.parsing import Content, End, Event, Reasoning, ToolStart, fin
 from asyncllm.types import FinishReason
 
 if TYPE_CHECKING:
+    from asyncllm.text.chat_reader import TokenPlaces
     from asyncllm.text.parsing import Parser
-    from asyncllm.text.token_places import TokenPlaces
     from asyncllm.types import TokenDelta
 
 

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from asyncllm.server.chat.message_reader import MessageReader
+    from asyncllm.text.chat_reader import TokenPlaces
     from asyncllm.text.parsing import Event
-    from asyncllm.text.token_places import TokenPlaces
     from asyncllm.types import TokenDelta, TokenLogprob
 
 

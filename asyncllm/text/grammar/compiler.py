@@ -17,10 +17,9 @@ import numpy as np
 from asyncllm.errors import BadRequest, QueueFull
 from asyncllm.text.grammar import oracle
 from asyncllm.text.grammar.limits import MAX_COMPILE_SECONDS, Budget, TooSlow
-from asyncllm.text.grammar.matcher import MOST_EXCESS, Grammar
+from asyncllm.text.grammar.matcher import MOST_EXCESS, Grammar, Vocabulary
 from asyncllm.text.grammar.spec import Ebnf, GrammarSpec, Regex, cache_key
 from asyncllm.text.grammar.texts import lark_of
-from asyncllm.text.grammar.vocabulary import Vocabulary
 from asyncllm.text.tokenizer import Tokenizer
 
 #: Memory of a compiled grammar and its lexer's states: per byte of its text, and at least.

@@ -39,10 +39,10 @@ from asyncllm.text.parsing.events import ToolStart as ToolStart
 from asyncllm.text.parsing.events import finish_reason as finish_reason
 from asyncllm.text.parsing.events import message_of as message_of
 from asyncllm.text.parsing.formats import Formats as Formats
+from asyncllm.text.parsing.known_formats import REASONING_FORMATS as REASONING_FORMATS
+from asyncllm.text.parsing.known_formats import TOOL_FORMATS as TOOL_FORMATS
 from asyncllm.text.parsing.parser import Parser as Parser
-from asyncllm.text.parsing.registry import REASONING_FORMATS as REASONING_FORMATS
-from asyncllm.text.parsing.registry import TOOL_FORMATS as TOOL_FORMATS
-from asyncllm.text.parsing.tool_choice import CallStructure as CallStructure
-from asyncllm.text.parsing.tool_choice import CallTag as CallTag
-from asyncllm.text.parsing.tool_choice import call_structure as call_structure
+from asyncllm.text.parsing.writing import CallStructure as CallStructure
+from asyncllm.text.parsing.writing import CallTag as CallTag
+from asyncllm.text.parsing.writing import call_structure as call_structure
 from asyncllm.text.parsing.writing import calls_writer as calls_writer

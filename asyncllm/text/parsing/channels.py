@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from asyncllm.text.parsing.calls.arguments import NotACall, offered, read_arguments
+from asyncllm.text.parsing.events import Outbox
 from asyncllm.text.parsing.formats import ChannelFormat
-from asyncllm.text.parsing.outbox import Outbox
 from asyncllm.text.parsing.source import Emit, Source, Steps, markers_of
 
 _PLAIN = re.compile(r"[^<{]+")  # neither a marker nor an object begins in it

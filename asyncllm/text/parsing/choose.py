@@ -22,8 +22,8 @@ from asyncllm.text.parsing.derived.probe import (
 from asyncllm.text.parsing.derived.reasoning import derive_reasoning
 from asyncllm.text.parsing.events import message_of
 from asyncllm.text.parsing.formats import ChannelFormat, Formats, ReasoningFormat, ToolFormat
+from asyncllm.text.parsing.known_formats import HARMONY, REASONING_FORMATS, TOOL_FORMATS
 from asyncllm.text.parsing.parser import Parser
-from asyncllm.text.parsing.registry import HARMONY, REASONING_FORMATS, TOOL_FORMATS
 
 log = logging.getLogger(__name__)
 

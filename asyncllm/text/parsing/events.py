@@ -1,12 +1,13 @@
-"""Events of a text while it comes, and the message that they add up to."""
+"""Events of a text while it comes, what collects them, and the message that they add up to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal, TypeAlias
 
 import msgspec
 
+from asyncllm.text.parsing.source import Emit, Source
 from asyncllm.types import FinishReason
 
 
@@ -105,3 +106,116 @@ def finish_reason(
     """
     made = calls and reason is FinishReason.STOP and not breaks_off
     return "tool_calls" if made else reason.value
+
+
+#: Makes the id of a call from its index in the message and its tool's name.
+NewId: TypeAlias = Callable[[int, str], str]
+
+
+class Outbox:
+    """Takes events from the readers.
+
+    Attributes:
+        calls: how many calls have begun.
+        open_call: the last of them has not ended.
+        places: start and end, in the text, of each piece of content; None: not recorded.
+        spilled: there was content since ``hold``. It is not kept.
+    """
+
+    __slots__ = (
+        "_events",
+        "_held",
+        "_kind",
+        "_new_id",
+        "_pieces",
+        "_source",
+        "calls",
+        "open_call",
+        "places",
+        "spilled",
+    )
+
+    def __init__(self, new_id: NewId, source: Source):
+        self._new_id = new_id
+        self._source = source
+        self.places: list[tuple[int, int]] | None = None
+        self._events: list[Event] = []
+        self._held: tuple[int, int] | None = None  # events before ``hold``, and calls
+        self._kind: Callable[[str], Event] | None = None  # of the pieces
+        self._pieces: list[str] = []
+        self.calls = 0
+        self.open_call = False
+        self.spilled = False
+
+    def content(self, text: str, after: int = 0) -> None:
+        """Add content: the text consumed last, except for ``after`` characters behind it."""
+        if self._held is not None:
+            self.spilled = True
+            return
+        end = self._source.consumed - after
+        text = text[-end:] if 0 < end < len(text) else text if end > 0 else ""
+        if self.places is not None and text:
+            self.places.append((end - len(text), end))
+        self._add(Content, text)
+
+    def reasoning(self, text: str) -> None:
+        self._add(Reasoning, text)
+
+    def start_call(self, name: str) -> Emit:
+        """Begin the next call; returns what takes its arguments."""
+        index = self.calls
+        self._join()
+        self._events.append(ToolStart(index, self._new_id(index, name), name))
+        self.calls += 1
+        self.open_call = True
+
+        def arguments(text: str) -> Event:
+            return ToolArguments(index, text)
+
+        return lambda text: self._add(arguments, text)
+
+    def end_call(self) -> None:
+        self.open_call = False
+
+    def end(self, *, open_reasoning: bool) -> None:
+        self._join()
+        self._events.append(End(self.calls, self.open_call, open_reasoning))
+
+    def hold(self) -> None:
+        """Keep the events from here on until ``release``, which may drop them."""
+        self._join()
+        self._held = len(self._events), self.calls
+        self.spilled = False
+
+    def release(self, *, drop: bool) -> None:
+        """End ``hold``, before which no call was open and after which came nothing but calls."""
+        assert self._held is not None
+        if drop:
+            self._pieces.clear()
+            del self._events[self._held[0] :]
+            self.calls, self.open_call = self._held[1], False
+        self._held = None
+
+    def drain(self) -> list[Event]:
+        """The events since the last time."""
+        self._join()
+        if self._held is not None:
+            events = self._events[: self._held[0]]
+            del self._events[: self._held[0]]
+            self._held = 0, self._held[1]
+            return events
+        events, self._events = self._events, []
+        return events
+
+    def _add(self, kind: Callable[[str], Event], text: str) -> None:
+        if not text:
+            return
+        if kind is not self._kind:
+            self._join()
+            self._kind = kind
+        self._pieces.append(text)
+
+    def _join(self) -> None:
+        if self._pieces and self._kind is not None:
+            self._events.append(self._kind("".join(self._pieces)))
+            self._pieces = []

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncllm.text.parsing.channels import ChannelReader
-from asyncllm.text.parsing.events import Content, Event, Reasoning
+from asyncllm.text.parsing.events import Content, Event, NewId, Outbox, Reasoning
 from asyncllm.text.parsing.formats import CallIds, ChannelFormat, Formats
-from asyncllm.text.parsing.outbox import NewId, Outbox
 from asyncllm.text.parsing.source import Emit, Source
 from asyncllm.text.parsing.tagged import TaggedReader
 

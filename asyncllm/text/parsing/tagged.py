@@ -8,8 +8,8 @@ from typing import Any
 
 from asyncllm.text.parsing.calls.arguments import written_names
 from asyncllm.text.parsing.calls.reader import CallReader
+from asyncllm.text.parsing.events import Outbox
 from asyncllm.text.parsing.formats import CallSyntax, ReasoningFormat, ToolFormat, is_tag
-from asyncllm.text.parsing.outbox import Outbox
 from asyncllm.text.parsing.source import NO_MARKERS, SPACE, Markers, Source, Steps, markers_of
 
 _OPENING = "{["

@@ -13,7 +13,7 @@ from asyncllm.text.template_form.calls import named_arguments as named_arguments
 from asyncllm.text.template_form.calls import read_arguments as read_arguments
 from asyncllm.text.template_form.form import Form as Form
 from asyncllm.text.template_form.form import fallbacks as fallbacks
-from asyncllm.text.template_form.lost import is_lost as is_lost
 from asyncllm.text.template_form.messages import Message as Message
 from asyncllm.text.template_form.messages import checked as checked
+from asyncllm.text.template_form.messages import is_lost as is_lost
 from asyncllm.text.template_form.search import find_form as find_form

@@ -25,7 +25,7 @@ from asyncllm.engine.stats import EngineStats
 from asyncllm.errors import BadRequest, ContextLengthExceeded, EngineDead
 from asyncllm.executor.startup_bill import StartupBill
 from asyncllm.text.chat_reader import ChatReader
-from asyncllm.text.detokenizer import ByteDetokenizer
+from asyncllm.text.decoding import ByteDetokenizer
 from asyncllm.text.parsing import Formats
 from asyncllm.types import (
     FinishReason,

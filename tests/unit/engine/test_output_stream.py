@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from asyncllm.engine.requests.stream import OutputStream
 from asyncllm.text import StopStrings
-from asyncllm.text.detokenizer import ByteDetokenizer
+from asyncllm.text.decoding import ByteDetokenizer
 from asyncllm.text.stop import LateStopStrings
 from asyncllm.types import FinishReason, Reasoning, SamplingParams, TokenDelta
 from tests.support.engine.fake_executor import ListSink

@@ -16,10 +16,10 @@ from asyncllm.text.parsing.calls.arguments import (
 from asyncllm.text.parsing.calls.json_call import JsonCall
 from asyncllm.text.parsing.calls.parameters import ParameterReader
 from asyncllm.text.parsing.calls.typed import parameter_names
+from asyncllm.text.parsing.events import Outbox
 from asyncllm.text.parsing.formats import CallSyntax, NamedBody, ToolFormat
 from asyncllm.text.parsing.literal import Literal
 from asyncllm.text.parsing.literal_atoms import QUOTES
-from asyncllm.text.parsing.outbox import Outbox
 from asyncllm.text.parsing.source import NO_MARKERS, Emit, Markers, Source, Steps, markers_of
 
 _NAME = re.compile(r"[\w.:/-]+")

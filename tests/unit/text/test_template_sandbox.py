@@ -10,8 +10,7 @@ import pytest
 
 from asyncllm.errors import BadRequest, ModelError
 from asyncllm.text import ChatTemplate
-from asyncllm.text.jinja_env import template_environment
-from asyncllm.text.template_budget import TooMuchWork, Work
+from asyncllm.text.template_sandbox import TooMuchWork, Work, template_environment
 
 LINE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 #: Only for messages that ask for it, as a client may.
