@@ -84,7 +84,7 @@ class ChatTemplate:
         self._write_calls: WriteCalls = calls_as_json
 
     def with_calls(self, write: WriteCalls) -> Self:
-        """The same templates; calls that they do not print are written like this."""
+        """A copy that writes like this the calls that its templates do not print."""
         made = copy(self)
         made._write_calls = write
         return made
@@ -242,12 +242,7 @@ class _Template:
         cannot: what it cannot do.
     """
 
-    def __init__(
-        self,
-        environment: BudgetedSandbox,
-        source: str,
-        defaults: Mapping[str, Any],
-    ):
+    def __init__(self, environment: BudgetedSandbox, source: str, defaults: Mapping[str, Any]):
         self._environment = environment
         self._template = environment.from_string(source)
         self._defaults = defaults

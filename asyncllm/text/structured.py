@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from asyncllm.errors import BadRequest
 from asyncllm.system.daemon_thread import run_in_daemon
 from asyncllm.text.grammar import GrammarSpec
-from asyncllm.text.grammar.compiler import GrammarCompiler
-from asyncllm.text.grammar.matcher import Grammar, MaskFiller, Matcher
-from asyncllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
+
+    from asyncllm.text.grammar.compiler import GrammarCompiler
+    from asyncllm.text.grammar.matcher import Grammar, MaskFiller, Matcher
+    from asyncllm.text.tokenizer import Tokenizer
 
 #: Threads that fill masks, at most; one mask takes some tens of microseconds.
 MAX_THREADS = 8

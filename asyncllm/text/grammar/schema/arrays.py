@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 
 from asyncllm.text.grammar.limits import refused
+from asyncllm.text.grammar.regex_tree import Node as Regex
 from asyncllm.text.grammar.schema.atoms import (
     Branch,
     Claim,
@@ -21,6 +22,7 @@ from asyncllm.text.grammar.schema.atoms import (
 )
 from asyncllm.text.grammar.schema.logic import Logic
 from asyncllm.text.grammar.schema.rules import Rule, Rules, Sequence, Symbol, Terminal, Times
+from asyncllm.text.grammar.schema.strings import StringShape
 
 #: States (positions times counter values) in the grammar of one array.
 _MAX_STATES = 256
@@ -39,6 +41,10 @@ class Writer(Protocol):
     def value(self, claims: Claims) -> Rule: ...
 
     def few_values(self, claims: Claims, most: int) -> list[Terminal] | None: ...
+
+    def matches(self, regex: Regex, text: str) -> bool: ...
+
+    def names(self, claims: Claims, base: StringShape) -> list[Terminal]: ...
 
 
 class ArrayShape(msgspec.Struct):

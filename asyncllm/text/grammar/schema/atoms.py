@@ -10,6 +10,8 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from asyncllm.errors import BadRequest
+from asyncllm.text.grammar.limits import refused
 from asyncllm.text.grammar.regex_tree import Node as Regex
 from asyncllm.text.grammar.schema.document import Node, Scope
 
@@ -33,12 +35,16 @@ class Claim(msgspec.Struct, frozen=True):
     watchers: frozenset[int] = frozenset()
 
     def unwatched(self) -> Claim:
-        """The same claim without watchers."""
+        """The claim without its watchers."""
         return Claim(self.node, self.holds, self.scope)
 
     def same(self, holds: bool) -> tuple[Node, bool, Scope]:
         """A key by which claims are equal or opposite, whatever their watchers."""
         return self.node, holds, self.scope
+
+    def refused(self, keyword: str, reason: str) -> BadRequest:
+        """The error for a keyword of the subschema that cannot be enforced."""
+        return refused(self.node.path, keyword, reason)
 
 
 #: Claims about one value that hold together, in the order of the schema.

@@ -83,12 +83,8 @@ class Document:
             schema = schema[step]
         if not isinstance(schema, dict | bool):
             raise refused(parent.path, str(steps[0]), "holds something that is not a schema")
-        below = "".join([f"/{_pointer_token(str(step))}" for step in steps])
-        node = self._nodes.get(parent.key + below)
-        if node is None:
-            node = Node(schema, parent.path + below, parent.base, parent.key + below)
-            self._nodes[node.key] = node
-        return self._shared(node)
+        node = parent.child(schema, *steps)
+        return self._shared(self._nodes.setdefault(node.key, node))
 
     def _shared(self, node: Node) -> Node:
         """The first node with an equal schema and base, which means the same."""

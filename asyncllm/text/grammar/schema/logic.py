@@ -8,13 +8,13 @@ grammar, so recursion ends where a set of claims comes again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from asyncllm.errors import BadRequest
-from asyncllm.text.grammar.limits import Budget, refused
+from asyncllm.text.grammar.limits import Budget
 from asyncllm.text.grammar.schema.atoms import (
     FALSE,
     KINDS,
@@ -32,8 +32,8 @@ from asyncllm.text.grammar.schema.atoms import (
 )
 from asyncllm.text.grammar.schema.document import Document, Node
 
-#: Reads a keyword of a claim, given its value: one of the options returned must hold.
-Reader = Callable[["Logic", Claim, Any], list[Option]]
+#: Reads a keyword of a claim, and its value: one of the options returned must hold.
+Reader = Callable[["Logic", Claim, str, Any], list[Option]]
 
 _UNEVALUATED: Mapping[str, Kind] = {
     "unevaluatedProperties": "object",
@@ -111,8 +111,14 @@ class Logic:
         """A claim about a subschema of ``claim.node``, in the same scope."""
         return self.follow(claim, self.document.node(claim.node, *steps), holds)
 
-    def opposite(self, claim: Claim, *steps: str | int) -> Claim:
-        return self.child(claim, *steps, holds=False)
+    def children(
+        self, claim: Claim, keyword: str, indices: Iterable[int], *, holds: bool = True
+    ) -> list[Claim]:
+        return [self.child(claim, keyword, index, holds=holds) for index in indices]
+
+    def part(self, claim: Claim, *steps: str | int) -> Claim:
+        """A claim about a subschema for items or properties, true or false as ``claim``."""
+        return self.child(claim, *steps, holds=claim.holds).unwatched()
 
     def made(self, claim: Claim, schema: Any) -> Claim:
         """A claim about a schema that follows from ``claim``."""
@@ -176,7 +182,7 @@ class Logic:
         """Replace a claim by the choices that its keywords leave; None if it cannot hold."""
         claim = pending.claim
         if claim.same(claim.holds) in pending.origins:
-            raise refused(claim.node.path, "$ref", "comes back to itself without an item between")
+            raise claim.refused("$ref", "comes back to itself without an item between")
         if claim.same(not claim.holds) in work.known:
             return None
         rest = work.pending[1:]
@@ -224,7 +230,7 @@ class Logic:
         options: list[Option] = []
         for keyword in _values_first(claim.node.schema):
             if _UNEVALUATED.get(keyword) == self.kind and claim.node.schema[keyword] is not True:
-                raise refused(claim.node.path, keyword, "is not supported under a negation")
+                raise claim.refused(keyword, "is not supported under a negation")
             found = self._options(claim, keyword)
             if found == TRUE:
                 return TRUE
@@ -235,9 +241,9 @@ class Logic:
     def _options(self, claim: Claim, keyword: str) -> list[Option]:
         reader = self._readers[self.kind].get(keyword)
         if reader is not None:
-            return reader(self, claim, claim.node.schema[keyword])
+            return reader(self, claim, keyword, claim.node.schema[keyword])
         if keyword in _UNKNOWN:
-            raise refused(claim.node.path, keyword, "is not supported")
+            raise claim.refused(keyword, "is not supported")
         return TRUE if claim.holds else FALSE
 
 
@@ -264,34 +270,27 @@ def _contradicts(known: Branch, atoms: tuple[Atom, ...]) -> bool:
     names = {atom.name for atom in atoms if isinstance(atom, Presence | Property)}
     if not names:
         return False
-    mine = [atom for atom in (*(watched.atom for watched in known), *atoms) if _about(atom, names)]
-    present = {atom.name for atom in mine if isinstance(atom, Presence) and atom.present}
+    mine = [
+        atom
+        for atom in (*(watched.atom for watched in known), *atoms)
+        if isinstance(atom, Presence | Property) and atom.name in names
+    ]
+    presences = [atom for atom in mine if isinstance(atom, Presence)]
+    present = {atom.name for atom in presences if atom.present}
     claims = {
         (atom.name, *atom.claim.same(atom.claim.holds))
         for atom in mine
         if isinstance(atom, Property) and atom.name in present
     }
-    return any(
-        isinstance(atom, Presence) and not atom.present and atom.name in present for atom in mine
-    ) or any((name, node, not holds, scope) in claims for name, node, holds, scope in claims)
-
-
-def _about(atom: Atom, names: set[str]) -> bool:
-    return isinstance(atom, Presence | Property) and atom.name in names
+    return any(not atom.present and atom.name in present for atom in presences) or any(
+        (name, node, not holds, scope) in claims for name, node, holds, scope in claims
+    )
 
 
 def _merged(options: list[Option]) -> list[Option]:
     """Options in which "absent" and "present, and valid" are merged to "if present, valid"."""
-    absent = {
-        option.atoms[0].name
-        for option in options
-        if len(option.atoms) == 1
-        and isinstance(option.atoms[0], Presence)
-        and not option.atoms[0].present
-    }
-    if not absent:
-        return options
-    merged = set()
+    absent = {_absent(option) for option in options}
+    merged = set[str | None]()
     found = []
     for option in options:
         match option.atoms:
@@ -301,15 +300,15 @@ def _merged(options: list[Option]) -> list[Option]:
                 found.append(Option((one,)))
             case _:
                 found.append(option)
-    return [
-        option
-        for option in found
-        if not (
-            len(option.atoms) == 1
-            and isinstance(option.atoms[0], Presence)
-            and option.atoms[0].name in merged
-        )
-    ]
+    return [option for option in found if _absent(option) not in merged]
+
+
+def _absent(option: Option) -> str | None:
+    """The name of the property whose absence is all that an option needs."""
+    match option.atoms:
+        case (Presence(name, False),):
+            return name
+    return None
 
 
 def _equal_to(value: Any) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def _between(low: str, high: str) -> list[str]:
 
 
 def _whole_bounds(shape: NumberShape) -> NumberShape:
-    """The same integers with inclusive bounds that are integers."""
+    """The integers of a shape, with inclusive bounds that are integers."""
     low, high = shape.low, shape.high
     if low is not None:
         ceiling = Decimal(math.ceil(low))

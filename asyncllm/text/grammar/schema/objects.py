@@ -8,14 +8,13 @@ repeat a name, which no context-free grammar can prevent; readers keep the last 
 from __future__ import annotations
 
 from itertools import product
-from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
 
 from asyncllm.text.grammar.limits import refused
 from asyncllm.text.grammar.regex_tree import Node as Regex
-from asyncllm.text.grammar.schema import arrays
+from asyncllm.text.grammar.schema.arrays import Writer
 from asyncllm.text.grammar.schema.atoms import (
     Branch,
     Claim,
@@ -30,7 +29,7 @@ from asyncllm.text.grammar.schema.atoms import (
     Unevaluated,
 )
 from asyncllm.text.grammar.schema.members import Member, Members
-from asyncllm.text.grammar.schema.rules import Rule, Sequence, Terminal
+from asyncllm.text.grammar.schema.rules import Rule, Sequence
 from asyncllm.text.grammar.schema.strings import StringShape, json_texts
 
 #: Patterns of names in one object: every combination of them is a class of names.
@@ -38,14 +37,6 @@ _MAX_LANGUAGES = 5
 #: Optional members of one object: the library follows all of them at once, with two items each,
 #: and gives up at 2000 items in the middle of the answer.
 MAX_OPTIONAL = 900
-
-
-class Writer(arrays.Writer, Protocol):
-    """The parts of the schema writer that objects use."""
-
-    def matches(self, regex: Regex, text: str) -> bool: ...
-
-    def names(self, claims: Claims, base: StringShape) -> list[Terminal]: ...
 
 
 class ObjectShape(msgspec.Struct):

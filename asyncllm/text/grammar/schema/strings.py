@@ -129,7 +129,7 @@ def pattern_languages(pattern: str) -> tuple[tuple[Node, bool], ...]:
 
 
 def read_pattern(claim: Claim, keyword: str, pattern: Any) -> tuple[tuple[Node, bool], ...]:
-    """As ``pattern_languages``, for the pattern of a keyword.
+    """The ``pattern_languages`` of a keyword's pattern.
 
     Raises:
         BadRequest: it is malformed or not supported.

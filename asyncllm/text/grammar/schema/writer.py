@@ -13,7 +13,6 @@ where they must be, and whitespace is at most a space or a new line with its ind
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from decimal import Decimal
 from itertools import chain, product
 from typing import Any
@@ -26,12 +25,8 @@ from asyncllm.text.grammar.schema import arrays, number_regex, numbers, objects,
 from asyncllm.text.grammar.schema.alternatives import check_alternatives
 from asyncllm.text.grammar.schema.atoms import KINDS, Atom, Branch, Claim, Claims, In, Kind
 from asyncllm.text.grammar.schema.document import Document
-from asyncllm.text.grammar.schema.keywords import arrays as array_keywords
-from asyncllm.text.grammar.schema.keywords import in_place
-from asyncllm.text.grammar.schema.keywords import numbers as number_keywords
-from asyncllm.text.grammar.schema.keywords import objects as object_keywords
-from asyncllm.text.grammar.schema.keywords import strings as string_keywords
-from asyncllm.text.grammar.schema.logic import Logic, Reader
+from asyncllm.text.grammar.schema.logic import Logic
+from asyncllm.text.grammar.schema.part_keywords import READERS
 from asyncllm.text.grammar.schema.rules import Rule, Rules, Sequence, Terminal
 from asyncllm.text.grammar.schema.strings import StringShape
 
@@ -41,15 +36,6 @@ _OPEN_BRACKET, _CLOSE_BRACKET = rf"\[{_BREAK}", rf"{_BREAK}\]"
 #: Depth and branches up to which "oneOf" looks for a property that tells its options apart.
 _LOOK_DEPTH = 3
 _LOOK_BRANCHES = 16
-
-_READERS: Mapping[Kind, Mapping[str, Reader]] = {
-    "null": in_place.READERS,
-    "boolean": in_place.READERS,
-    "number": {**in_place.READERS, **number_keywords.READERS},
-    "string": {**in_place.READERS, **string_keywords.READERS},
-    "array": {**in_place.READERS, **array_keywords.READERS},
-    "object": {**in_place.READERS, **object_keywords.READERS},
-}
 
 
 def schema_rules(
@@ -81,7 +67,7 @@ class _SchemaWriter:
         self._document = Document(schema)
         self._budget = budget
         self.rules = Rules(self._is_empty, prefix)
-        self.logic = Logic(self._document, _READERS, budget, self._clearly_empty)
+        self.logic = Logic(self._document, READERS, budget, self._clearly_empty)
         self._values: dict[frozenset[Claim], Rule] = {}
         self._todo: list[tuple[Claims, Rule]] = []
         self._matches: dict[tuple[Regex, str], bool] = {}
@@ -224,7 +210,10 @@ class _SchemaWriter:
             self._depth -= 1
 
     def _clearly_no(self, kind: Kind, claims: Claims) -> bool:
-        """The same for one JSON type. Claims are expanded alone, hence once for many pairs."""
+        """Whether claims contradict each other for values of one JSON type.
+
+        Each claim is expanded alone, hence once for many pairs.
+        """
         try:
             found = [self.logic.expand((claim,), kind) for claim in claims]
         except BadRequest:
