@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -13,8 +12,7 @@ from asyncllm.engine.requests.check import check_ttl
 from asyncllm.errors import BadRequest, EngineDead, NotFound, NotReady
 from asyncllm.server.arrivals.others import send_home
 from asyncllm.server.chat.large import note_size, read_large
-from asyncllm.server.chat.requests import ineffective_fields
-from asyncllm.server.chat.scheduling import scheduling_params
+from asyncllm.server.chat.parameters import blame, scheduling_params
 from asyncllm.server.http.bodies import Bodies
 from asyncllm.server.http.half_close import expect_answer
 from asyncllm.server.http.middleware import RESERVATION, ignored_fields, request_id
@@ -31,7 +29,7 @@ from asyncllm.server.limits.accounts import ACCOUNT, Accounts, Rates, Work
 from asyncllm.server.limits.api_keys import ApiKeys, configured_keys, tenant_of
 from asyncllm.server.observe.access_log import current_entry
 from asyncllm.server.request_log import RequestLog, Served
-from asyncllm.server.streaming.delivery import Reply, WholeAnswer
+from asyncllm.server.streaming.delivery import Job, Reply, WholeAnswer
 from asyncllm.server.streaming.live import LiveRequests
 from asyncllm.server.streaming.sse import EventStream
 from asyncllm.server.trace import MAX_SEQUENCES, explain
@@ -42,11 +40,11 @@ if TYPE_CHECKING:
 
     from asyncllm.config.server_config import ServerConfig
     from asyncllm.engine.requests.history import RequestTrace
-    from asyncllm.server.chat.requests import GeneratingFields
+    from asyncllm.server.chat.requests import GeneratingFields, StructureFields
     from asyncllm.server.limits.api_keys import Key
     from asyncllm.server.model import Model
-    from asyncllm.server.streaming.delivery import Delivery, Job
-    from asyncllm.types import SchedulingParams
+    from asyncllm.server.streaming.delivery import Delivery
+    from asyncllm.types import SamplingParams, SchedulingParams
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -142,7 +140,7 @@ class Service:
         expect_answer(request)
         refuse_unsupported(fields)
         unknown = (name for name in unknown_fields(fields, body) if name not in UNSUPPORTED)
-        self._note_ignored(unknown, ineffective_fields(body))
+        self._note_ignored(unknown)
         return body
 
     async def read(self, request: web.Request, kind: type[T]) -> T:
@@ -170,7 +168,7 @@ class Service:
         check_ttl(scheduling, self.llm.limits)
         return scheduling
 
-    def _note_ignored(self, unknown: Iterator[str], ineffective: Iterable[str] = ()) -> None:
+    def _note_ignored(self, unknown: Iterator[str]) -> None:
         """List the fields in the X-Ignored-Parameters header.
 
         Raises:
@@ -178,8 +176,7 @@ class Service:
         """
         if self.config.strict and (name := next(unknown, None)) is not None:
             raise BadRequest(f"unknown parameter: {name}", param=name, code="unknown_parameter")
-        if names := ignored_header(chain(unknown, ineffective)):
-            ignored_fields.set(names)
+        self.note_ineffective(unknown)
 
     def note_ineffective(self, names: Iterable[str]) -> None:
         """Add fields that are known but have no effect to X-Ignored-Parameters."""
@@ -205,15 +202,20 @@ class Service:
     async def answer(
         self,
         request: web.Request,
-        jobs: Sequence[Job],
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        scheduling: SchedulingParams,
         reply: Reply,
         body: GeneratingFields,
+        n: int = 1,
     ) -> web.StreamResponse:
-        """Run the jobs and answer the request; if the client disconnects, they are aborted.
+        """Run the sequences and answer the request; they end if the client disconnects.
 
         Raises:
+            BadRequest: as ``jobs``.
             AsyncLLMError: the engine refused or failed before the first byte.
         """
+        jobs = await self.jobs(prompts, params, scheduling, body, n)
         self.check_ready()  # again: reading and encoding the prompt took a while
         kind: type[EventStream | WholeAnswer] = EventStream if body.stream else WholeAnswer
         delivery = kind(request, reply, len(jobs))
@@ -222,6 +224,27 @@ class Service:
             if body.trace:
                 reply.explain = lambda: explain(self.traces(served))
             return await delivery.respond()
+
+    async def jobs(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        scheduling: SchedulingParams,
+        body: StructureFields,
+        n: int = 1,
+    ) -> list[Job]:
+        """``n`` sequences for each prompt, in OpenAI's order: choice ``i * n + j``.
+
+        Raises:
+            BadRequest: the parameters cannot be prepared; ``param`` is the field of ``body``.
+        """
+        try:
+            params = await self.llm.prepare(params)
+        except BadRequest as error:
+            blame(error, body)
+            raise
+        variants = [_variant(params, j) for j in range(n)]
+        return [Job(ids, variant, scheduling) for ids in prompts for variant in variants]
 
     @asynccontextmanager
     async def serve(
@@ -264,6 +287,16 @@ class Service:
         """The engine's traces of a request's first sequences, each with the index of its choice."""
         traces = ((i, self.llm.trace(id)) for i, id in enumerate(served.engine_ids[:MAX_SEQUENCES]))
         return [(i, trace) for i, trace in traces if trace is not None]
+
+
+def _variant(params: SamplingParams, j: int) -> SamplingParams:
+    """Answers need different seeds to differ; the first one alone scores the prompt."""
+    seed = params.seed
+    if j == 0 or (seed is None and params.prompt_logprobs is None):
+        return params
+    if seed is not None:
+        seed = (seed + j + 2**63) % 2**64 - 2**63
+    return msgspec.structs.replace(params, seed=seed, prompt_logprobs=None)
 
 
 #: Handlers find the service in ``request.app[SERVICE]``.

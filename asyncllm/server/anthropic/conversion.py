@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from asyncllm.errors import BadRequest
 from asyncllm.server.anthropic import requests
 from asyncllm.server.chat.adapter import convert_part, generating_fields, tool_call
-from asyncllm.server.chat.messages import result_content
+from asyncllm.server.chat.messages import function_of, plain_choice, result_content
 from asyncllm.server.chat.requests import ChatRequest, ChatTool, NamedSchema, ResponseFormat
-from asyncllm.server.chat.tools import function_of, plain_choice
 from asyncllm.server.http.parse import unsupported
 
 if TYPE_CHECKING:

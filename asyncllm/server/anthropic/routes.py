@@ -12,8 +12,8 @@ from asyncllm.server.anthropic.conversion import NAMES, cache_ttl, chat_of, inef
 from asyncllm.server.anthropic.reply import MessageReply, anthropic_error_response
 from asyncllm.server.anthropic.requests import REFERRED_BLOCKS, CountTokensRequest, MessagesRequest
 from asyncllm.server.chat.adapter import cut_to_fit, open_chat, renamed
+from asyncllm.server.chat.conversation import encode_messages
 from asyncllm.server.chat.large import read_large
-from asyncllm.server.chat.messages import encode_messages
 from asyncllm.server.http.answer import json_response
 from asyncllm.server.http.middleware import RESERVATION, request_id
 from asyncllm.server.http.route import GENERATES, TAKES_JSON, Route
@@ -31,18 +31,19 @@ async def create_message(request: web.Request) -> web.StreamResponse:
         chat.cache_ttl_s = min(ttl, limits.max_cache_ttl)  # clients do not know the limit
     scheduling = service.scheduling(request, chat)
     with renamed(NAMES, "anthropic"):
-        opened = await open_chat(service.llm, chat, scheduling, request[RESERVATION])
-        service.note_ineffective(opened.conversation.ineffective)
+        conversation = await open_chat(service.llm, chat, request[RESERVATION])
+        service.note_ineffective(conversation.ineffective)
         kept = bool(chat.cache_ttl_s) and limits.prefix_caching
         reply = MessageReply(
             model,
-            opened.conversation,
+            conversation,
             context=limits.max_model_len,
             kept_unit=limits.page_size if kept else None,
         )
         # Clients send the model's own limit of output tokens with every request.
-        job = cut_to_fit(opened.job, limits.max_model_len)
-        return await service.answer(request, [job], reply, chat)
+        prompt = conversation.prompt_ids
+        params = cut_to_fit(conversation.params, prompt, limits.max_model_len)
+        return await service.answer(request, [prompt], params, scheduling, reply, chat)
 
 
 async def count_tokens(request: web.Request) -> web.Response:
@@ -53,9 +54,7 @@ async def count_tokens(request: web.Request) -> web.Response:
     chat = await read_large(chat_of, body, left_out)
     service.note_ineffective(left_out)
     effort = chat.reasoning_effort
-    prompt = await encode_messages(
-        service.llm, chat.messages, chat, reasoning_effort=effort, any_length=True
-    )
+    prompt = await encode_messages(service.llm, chat, reasoning_effort=effort, any_length=True)
     return json_response(schemas.TokenCount(input_tokens=len(prompt)))
 
 

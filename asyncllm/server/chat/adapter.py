@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
 from asyncllm.errors import BadRequest, ContextLengthExceeded
-from asyncllm.server.chat.conversation import Conversation, open_conversation
+from asyncllm.server.chat.conversation import open_conversation
+from asyncllm.server.chat.parameters import sampling_params
 from asyncllm.server.chat.requests import GeneratingFields
-from asyncllm.server.chat.sampling import fan_out, sampling_params
 from asyncllm.server.http.parse import invalid
-from asyncllm.server.streaming.delivery import Job
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from asyncllm.engine.requests.reservations import Reservation
+    from asyncllm.server.chat.conversation import Conversation
     from asyncllm.server.chat.requests import ChatRequest
     from asyncllm.server.model import Model
-    from asyncllm.types import SchedulingParams
+    from asyncllm.types import SamplingParams
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -56,22 +56,10 @@ def tool_call(id: str | None, name: str | None, arguments: Any) -> dict[str, Any
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-class OpenedChat(NamedTuple):
-    """A chat that is ready to be submitted as ``job``."""
-
-    conversation: Conversation
-    job: Job
-
-
 async def open_chat(
-    llm: Model,
-    chat: ChatRequest,
-    scheduling: SchedulingParams,
-    reservation: Reservation,
-    *,
-    logprobs: int | None = None,
-) -> OpenedChat:
-    """Render, encode and prepare a chat.
+    llm: Model, chat: ChatRequest, reservation: Reservation, *, logprobs: int | None = None
+) -> Conversation:
+    """Render and encode a chat that another API's request was translated to.
 
     Raises:
         QueueFull, BadRequest: as in ``chat_completions``.
@@ -79,21 +67,18 @@ async def open_chat(
     params = sampling_params(
         chat, llm.default_params, max_tokens=chat.max_tokens, logprobs=logprobs
     )
-    conversation = await open_conversation(llm, chat, params, reservation)
-    prompts = [conversation.prompt_ids]
-    [job] = await fan_out(llm, prompts, 1, conversation.params, scheduling, chat)
-    return OpenedChat(conversation, job)
+    return await open_conversation(llm, chat, params, reservation)
 
 
-def cut_to_fit(job: Job, context: int) -> Job:
-    """The same job, with ``max_tokens`` cut to the room that the context has left.
+def cut_to_fit(params: SamplingParams, prompt_ids: Sequence[int], context: int) -> SamplingParams:
+    """Parameters with ``max_tokens`` cut to the room that the prompt leaves in the context.
 
     For APIs where asking for more is not an error. A prompt that fills the context still is one.
     """
-    room = max(1, context - len(job.prompt_ids))
-    if (job.params.max_tokens or 0) <= room:
-        return job
-    return job._replace(params=msgspec.structs.replace(job.params, max_tokens=room))
+    room = max(1, context - len(prompt_ids))
+    if (params.max_tokens or 0) <= room:
+        return params
+    return msgspec.structs.replace(params, max_tokens=room)
 
 
 @contextmanager

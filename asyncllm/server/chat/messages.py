@@ -1,4 +1,8 @@
-"""Reads the messages and tools of a chat in OpenAI's format, and has the template render them."""
+"""Reads the messages and tools of a chat, in OpenAI's format or mixed with those of other APIs.
+
+Clients mix the APIs: a function in the form of one is a function in all of them. Tools of other
+types would be run by another server; they are left out, and the rest of the request is answered.
+"""
 
 from __future__ import annotations
 
@@ -9,29 +13,11 @@ import msgspec
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.requests import ChatMessage, ChatTool
-from asyncllm.server.chat.tools import ToolFields, allow_tools, functions
 from asyncllm.server.http.parse import invalid
 
 if TYPE_CHECKING:
-    from asyncllm.engine.requests.reservations import Reservation
-    from asyncllm.server.model import Model
+    from collections.abc import Mapping
 
-#: Template arguments that belong to the server, not to ``chat_template_kwargs``.
-_RESERVED = frozenset(
-    (
-        "messages",
-        "tools",
-        "add_generation_prompt",
-        "continue_final_message",
-        "chat_template",
-        "any_length",
-    )
-)
-
-#: Values of ``reasoning_effort``; a template knows some of them.
-EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-#: Values with which clients say that the effort is the template's own.
-_OWN_EFFORT: Final = (None, "", "default", "auto")
 #: Types of parts that are text; some are those of the Responses API.
 _TEXTS: Final = {
     "text": "text",
@@ -40,8 +26,6 @@ _TEXTS: Final = {
     "refusal": "refusal",
 }
 _OF_RESULTS: Final = ("tool", "function")
-#: Begins the line with which Claude Code says whom to bill.
-_BILLING: Final = "x-anthropic-billing-header:"
 
 
 class _Chat(msgspec.Struct):
@@ -49,18 +33,12 @@ class _Chat(msgspec.Struct):
     tools: list[ChatTool] | None
 
 
-class TemplateFields(ToolFields, Protocol):
-    """The fields of a request that decide how messages become a prompt."""
-
-    add_generation_prompt: bool | None
-    continue_final_message: bool | None
-    chat_template_kwargs: dict[str, Any] | None
-
-
-class ChatFields(TemplateFields, Protocol):
+class ChatFields(Protocol):
     """What a client sends of a chat."""
 
     messages: Any
+    tools: list[dict[str, Any]] | None
+    tool_choice: Any
 
 
 def read_chat(body: ChatFields) -> list[str]:
@@ -81,7 +59,7 @@ def read_chat(body: ChatFields) -> list[str]:
     if body.tools is not None:
         body.tools = functions(body.tools, left_out) or None
     body.messages = _read_messages(body.messages or [], body.tools, left_out)
-    allow_tools(body, left_out)
+    _allow_tools(body, left_out)
     return left_out
 
 
@@ -172,70 +150,104 @@ def _read_message(
     return {**given, "content": kept}
 
 
-def _without_billing(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages without the line that Claude Code puts before its system prompt.
+def function_tool(**fields: Any) -> dict[str, Any]:
+    """A tool as chat completions take it, without the fields that are None."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    return {"type": "function", "function": given}
 
-    It is different in each request, and would keep the prompt from being found in the cache.
+
+def function_of(tool: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A function as chat completions take it; None if the tool is none, or malformed.
+
+    It may have the form of chat completions, of Responses, or of Messages.
     """
-    kept = []
-    for message in messages:
-        content = message.get("content")
-        if message["role"] in ("system", "developer") and isinstance(content, str):
-            head, _, rest = content.lstrip().partition("\n")
-            if head.lower().startswith(_BILLING):
-                if not rest:
-                    continue
-                message = {**message, "content": rest}
-        kept.append(message)
-    return kept
+    kind = tool.get("type")
+    match tool:
+        case {"function": dict()} if kind in (None, "function"):
+            return {**tool, "type": "function"}
+        case {"name": str(name)} if kind == "function" or (
+            kind in (None, "custom") and "input_schema" in tool
+        ):
+            parameters = tool.get("parameters", tool.get("input_schema"))
+            rest = {key: tool.get(key) for key in ("description", "strict")}
+            return function_tool(name=name, parameters=parameters, **rest)
+    return None
 
 
-async def encode_messages(
-    llm: Model,
-    messages: list[dict[str, Any]],
-    body: TemplateFields,
-    *,
-    reservation: Reservation | None = None,
-    reasoning_effort: str | dict[str, Any] | None = None,
-    any_length: bool = False,
-) -> list[int]:
-    """Token ids of a conversation.
+def functions(tools: list[dict[str, Any]], left_out: list[str]) -> list[dict[str, Any]]:
+    """The tools that are functions, and those that are malformed, for the checks to follow.
 
     Args:
-        reservation, any_length: see ``AsyncLLM.encode_chat``.
-        reasoning_effort: one of ``EFFORTS``, for the template, or an object that has it as
-            ``effort``; None and "default" leave it out.
+        left_out: gets names for the others.
+    """
+    found = []
+    for i, tool in enumerate(tools):
+        kind = tool.get("type")
+        if (function := function_of(tool)) is not None:
+            found.append(function)
+        elif kind == "function" or not isinstance(kind, str):
+            found.append(tool)
+        else:
+            left_out.append(f"tools[{i}].{kind}")
+    return found
+
+
+def plain_choice(given: Any) -> Any:
+    """The choice of a tool as chat completions take it; it may have the form of any API."""
+    match given:
+        case {"type": "any" | "required"}:
+            return "required"
+        case {"type": "auto" | "none" as mode}:
+            return mode
+        case {"type": "tool" | "function", "name": str(name)}:
+            return {"type": "function", "function": {"name": name}}
+    return given
+
+
+def _allow_tools(body: ChatFields, left_out: list[str]) -> None:
+    """Replace ``allowed_tools`` by its mode, and drop the tools that it does not allow.
+
+    It may also allow tools that are left out, beside others.
 
     Raises:
-        QueueFull: a prompt of this length cannot join the queue now.
-        BadRequest: there are no messages, the effort is malformed, or there is no chat template, or
-            it fails.
+        BadRequest: it allows no tool that is given, or a tool must be called where there is none.
     """
-    if llm.chat_template is None:
-        raise BadRequest("the model has no chat template", param="messages")
-    messages = _without_billing(messages)
-    if not messages:
-        raise BadRequest("messages is empty", param="messages")
-    options = body.chat_template_kwargs or {}
-    if taken := _RESERVED.intersection(options):
-        raise BadRequest(
-            f"chat_template_kwargs must not contain {min(taken)}", param="chat_template_kwargs"
-        )
-    resume = bool(body.continue_final_message)
-    generate = body.add_generation_prompt
-    if isinstance(reasoning_effort, dict):
-        reasoning_effort = reasoning_effort.get("effort")
-    if reasoning_effort not in _OWN_EFFORT:
-        if reasoning_effort not in EFFORTS:
-            message = f"reasoning_effort must be one of {', '.join(EFFORTS)}"
-            raise BadRequest(message, param="reasoning_effort")
-        options = {"reasoning_effort": reasoning_effort, **options}
-    return await llm.encode_chat(
-        messages,
-        reservation,
-        tools=None if body.tool_choice == "none" else body.tools,
-        add_generation_prompt=not resume if generate is None else generate,
-        continue_final_message=resume,
-        any_length=any_length,
-        **options,
-    )
+    choice = body.tool_choice = plain_choice(body.tool_choice)
+    match choice:
+        case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(allowed)}} if (
+            mode in ("auto", "required") and allowed
+        ):
+            names = []
+            for i, tool in enumerate(allowed):
+                if _is_foreign(tool):
+                    left_out.append(f"tool_choice.allowed_tools.tools[{i}].{tool['type']}")
+                else:
+                    names.append(_tool_name(tool))
+        case {"type": "allowed_tools"}:
+            problem = "allowed_tools needs a mode, auto or required, and at least one of the tools"
+            raise BadRequest(f"tool_choice: {problem}", param="tool_choice")
+        case _:
+            if choice not in (None, "none", "auto") and not body.tools:
+                raise BadRequest("tool_choice needs tools", param="tool_choice")
+            return
+    tools = body.tools or []
+    if not names or None in names or not {_tool_name(tool) for tool in tools}.issuperset(names):
+        problem = "tool_choice allows a tool that is not given"
+        raise BadRequest(problem, param="tool_choice")
+    body.tools = [tool for tool in tools if _tool_name(tool) in names]
+    body.tool_choice = mode
+
+
+def _is_foreign(tool: Any) -> bool:
+    """Whether a tool is of a type that is left out."""
+    match tool:
+        case {"type": str(kind)}:
+            return kind != "function"
+    return False
+
+
+def _tool_name(tool: Any) -> str | None:
+    match tool:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return name
+    return None

@@ -6,7 +6,6 @@ honoured yet are refused, and unknown ones found, by ``http/parse.py``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -193,15 +192,6 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
-
-
-def ineffective_fields(body: msgspec.Struct) -> Iterator[str]:
-    """Known fields that were given and have no effect, of which the client is told."""
-    for name in ("verbosity", "web_search_options"):
-        if getattr(body, name, None) is not None:
-            yield name
-    if isinstance(body, OpenAIFields) and body.stream_options is not None and not body.stream:
-        yield "stream_options"
 
 
 class OpenAIFields(GeneratingFields, kw_only=True):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from asyncllm.errors import BadRequest
-from asyncllm.server.chat.sampling import fan_out, sampling_params
-from asyncllm.server.chat.scheduling import expect_prompts
+from asyncllm.server.chat.parameters import sampling_params
+from asyncllm.server.chat.prompts import expect_prompts
 from asyncllm.server.http.answer import encode
 from asyncllm.server.http.middleware import RESERVATION
 from asyncllm.server.native.requests import GenerateRequest
@@ -30,16 +30,15 @@ async def generate(request: web.Request) -> web.StreamResponse:
     llm = service.llm
     body = await service.receive(request, GenerateRequest)
     service.resolve_model(body.model)
-    params = sampling_params(body, llm.default_params, max_tokens=body.max_tokens, logprobs=None)
     scheduling = service.scheduling(request, body)
+    params = sampling_params(body, llm.default_params, max_tokens=body.max_tokens, logprobs=None)
     if not body.prompt:
         raise BadRequest("the prompt is empty", param="prompt")
     expect_prompts(llm, request[RESERVATION], [body.prompt], 1)
     prompt = await llm.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
     params = bounded(params, prompt, len(prompt), llm.limits.max_model_len)
     reply = GenerateReply(len(prompt), with_ids=bool(body.return_token_ids))
-    jobs = await fan_out(llm, [prompt], 1, params, scheduling, body)
-    return await service.answer(request, jobs, reply, body)
+    return await service.answer(request, [prompt], params, scheduling, reply, body)
 
 
 class GenerateReply:

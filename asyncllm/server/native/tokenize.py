@@ -7,8 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from asyncllm.errors import BadRequest
+from asyncllm.server.chat.conversation import encode_messages
 from asyncllm.server.chat.large import read_large
-from asyncllm.server.chat.messages import encode_messages, read_chat
+from asyncllm.server.chat.messages import read_chat
 from asyncllm.server.http.answer import json_response
 from asyncllm.server.native.requests import DetokenizeRequest, TokenizeRequest
 from asyncllm.server.native.schemas import Detokenized, Tokenized
@@ -32,7 +33,7 @@ async def tokenize(request: web.Request) -> web.Response:
         raise BadRequest("prompt and messages exclude each other", param="messages")
     if body.messages is not None:
         service.note_ineffective(await read_large(read_chat, body))
-        tokens = await encode_messages(llm, body.messages, body)
+        tokens = await encode_messages(llm, body)
     elif body.prompt is not None:
         special = body.add_special_tokens is not False
         tokens = await llm.encode(body.prompt, add_special_tokens=special)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.adapter import convert_part
+from asyncllm.server.chat.messages import functions
 from asyncllm.server.chat.requests import ChatRequest, NamedSchema, ResponseFormat
-from asyncllm.server.chat.tools import functions
 from asyncllm.server.http.parse import unsupported
 from asyncllm.server.ollama import requests
 

@@ -11,8 +11,8 @@ from aiohttp import web
 from asyncllm.server.chat.adapter import cut_to_fit, open_chat, renamed
 from asyncllm.server.chat.large import read_large
 from asyncllm.server.chat.message_reader import MessageReader
-from asyncllm.server.chat.sampling import fan_out, sampling_params
-from asyncllm.server.chat.scheduling import expect_prompts
+from asyncllm.server.chat.parameters import sampling_params
+from asyncllm.server.chat.prompts import expect_prompts
 from asyncllm.server.http.answer import encode, encode_with, json_body, json_response
 from asyncllm.server.http.middleware import RESERVATION
 from asyncllm.server.http.route import TAKES_JSON, Route
@@ -30,7 +30,6 @@ from asyncllm.server.ollama.reply import (
 from asyncllm.server.openai.embeddings import answer_embeddings, embedding_jobs, embedding_params
 from asyncllm.server.openai.requests import CompletionRequest
 from asyncllm.server.service import SERVICE, Service
-from asyncllm.server.streaming.delivery import Job
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from asyncllm.server.chat.requests import ChatRequest
     from asyncllm.server.model import Model
     from asyncllm.server.ollama.reply import Write
-    from asyncllm.types import SchedulingParams
+    from asyncllm.types import SamplingParams
 
 
 async def ollama_chat(request: web.Request) -> web.StreamResponse:
@@ -75,42 +74,41 @@ async def _answer(
     scheduling = service.scheduling(request, chat)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     with renamed(NAMES, "completion" if _is_plain(llm, body) else "chat"):
-        reader, job = await _open(llm, body, chat, scheduling, request[RESERVATION], logprobs)
+        reader, prompt, params = await _open(llm, body, chat, request[RESERVATION], logprobs)
         reply = OllamaReply(
             model,
             reader,
             write,
-            prompt_tokens=len(job.prompt_ids),
+            prompt_tokens=len(prompt),
             began=began,
             tokenizer=llm.tokenizer if body.logprobs else None,
         )
-        job = cut_to_fit(job, llm.limits.max_model_len)
-        return await service.answer(request, [job], reply, chat)
+        params = cut_to_fit(params, prompt, llm.limits.max_model_len)
+        return await service.answer(request, [prompt], params, scheduling, reply, chat)
 
 
 async def _open(
     llm: Model,
     body: requests.OllamaFields,
     chat: ChatRequest,
-    scheduling: SchedulingParams,
     reservation: Reservation,
     logprobs: int | None,
-) -> tuple[MessageReader, Job]:
-    """
+) -> tuple[MessageReader, list[int], SamplingParams]:
+    """Returns a reader of the answer, the prompt, and its parameters.
+
     Raises:
         QueueFull, BadRequest: as in ``chat_completions``.
     """
     if not _is_plain(llm, body):
-        opened = await open_chat(llm, chat, scheduling, reservation, logprobs=logprobs)
-        return opened.conversation.message_reader(), opened.job
+        opened = await open_chat(llm, chat, reservation, logprobs=logprobs)
+        return opened.message_reader(), opened.prompt_ids, opened.params
     assert isinstance(body, requests.OllamaGenerateRequest)
     text = body.prompt or ""
     params = sampling_params(
         chat, llm.default_params, max_tokens=chat.max_tokens, logprobs=logprobs
     )
     expect_prompts(llm, reservation, [text], 1)
-    [job] = await fan_out(llm, [await llm.encode(text)], 1, params, scheduling, chat)
-    return MessageReader(None), job
+    return MessageReader(None), await llm.encode(text), params
 
 
 def _is_plain(llm: Model, body: requests.OllamaFields) -> bool:

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from asyncllm.errors import BadRequest
+from asyncllm.errors import ContextLengthExceeded
 from asyncllm.server.chat.large import read_large
-from asyncllm.server.chat.sampling import fan_out, sampling_params
-from asyncllm.server.chat.scheduling import expect_prompts
+from asyncllm.server.chat.parameters import sampling_params
+from asyncllm.server.chat.prompts import encode_prompts, expect_prompts, split_prompts, truncate
 from asyncllm.server.http.answer import in_slices
 from asyncllm.server.http.middleware import RESERVATION
 from asyncllm.server.openai import schemas
 from asyncllm.server.openai.beams import answer_beams
 from asyncllm.server.openai.logprobs import LogprobLists, joined, prompt_logprobs
 from asyncllm.server.openai.options import (
-    check_count,
     check_options,
+    ineffective_fields,
     logprobs_needed,
     num_generated,
-)
-from asyncllm.server.openai.prompts import (
-    check_lengths,
-    check_scoring,
-    check_truncation,
-    prompt_fields,
-    truncate,
 )
 from asyncllm.server.openai.reply import OpenAIReply
 from asyncllm.server.openai.requests import MAX_TOKENS, CompletionRequest
@@ -45,24 +38,23 @@ async def completions(request: web.Request) -> web.StreamResponse:
     llm = service.llm
     body = await service.receive(request, CompletionRequest)
     model = service.resolve_model(body.model)
-    check_options(body)
-    check_truncation(body)
+    service.note_ineffective(ineffective_fields(body))
+    given = split_prompts(body.prompt)
+    check_options(body, len(given), llm.limits.max_waiting)
+    logprobs, count = logprobs_needed(body, body.logprobs), num_generated(body)
+    scheduling = service.scheduling(request, body)
     params = sampling_params(
         body,
         llm.default_params,
         max_tokens=MAX_TOKENS if body.max_tokens is None else body.max_tokens,
-        logprobs=logprobs_needed(body, body.logprobs),
+        logprobs=logprobs,
         prompt_logprobs=_prompt_logprobs_needed(body),
     )
-    scheduling = service.scheduling(request, body)
-    given, count = split_prompts(body.prompt), num_generated(body)
-    check_count(len(given), body, llm.limits.max_waiting)
     expect_prompts(llm, request[RESERVATION], given, count)
     encoded = await encode_prompts(llm, given, body)
     context = llm.limits.max_model_len
     prompts = [truncate(ids, body, context, params.max_tokens) for ids in encoded]
-    check_lengths(prompts, params.max_tokens, context)
-    check_scoring(body, prompts, params.prompt_logprobs)
+    _check_lengths(prompts, params.max_tokens, context)
     echo = None
     if body.echo:
         cut = zip(given, encoded, prompts, strict=True)
@@ -70,8 +62,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     reply = await read_large(CompletionReply, body, model, prompts, llm.tokenizer, echo)
     if body.use_beam_search:
         return await answer_beams(service, request, prompts, params, scheduling, reply, body)
-    jobs = await fan_out(llm, prompts, count, params, scheduling, body)
-    return await service.answer(request, jobs, reply, body)
+    return await service.answer(request, prompts, params, scheduling, reply, body, count)
 
 
 def _prompt_logprobs_needed(body: CompletionRequest) -> int | None:
@@ -80,31 +71,16 @@ def _prompt_logprobs_needed(body: CompletionRequest) -> int | None:
     return max((most for most in wanted if most is not None), default=None)
 
 
-def split_prompts(prompt: str | list[Any]) -> list[str] | list[list[int]]:
-    """One text or list of token ids for each prompt, from any of the four forms."""
-    if isinstance(prompt, str):
-        prompt = [prompt]
-    kinds = set(map(type, prompt))  # in C: there may be a million
-    if kinds == {int}:
-        prompt = [prompt]
-    elif len(kinds) > 1:
-        raise BadRequest("prompt mixes texts and token ids", param="prompt")
-    if not prompt or not all(prompt):
-        raise BadRequest("the prompt is empty", param="prompt")
-    return prompt
+def _check_lengths(prompts: Sequence[Sequence[int]], max_tokens: int | None, context: int) -> None:
+    """Check early what the engine would refuse in the end.
 
-
-async def encode_prompts(
-    llm: Model, given: list[str] | list[list[int]], body: CompletionRequest
-) -> list[list[int]]:
-    texts = [prompt for prompt in given if isinstance(prompt, str)]
-    if not texts:
-        return [prompt for prompt in given if not isinstance(prompt, str)]
-    return await llm.encode_all(
-        texts,
-        add_special_tokens=body.add_special_tokens is not False,
-        any_length=body.truncate_prompt_tokens is not None,
-    )
+    Raises:
+        ContextLengthExceeded: a prompt is too long.
+    """
+    least = 1 if max_tokens is None else max_tokens
+    longest = max(map(len, prompts))
+    if longest + least > context:
+        raise ContextLengthExceeded(context, longest, least)
 
 
 def _text_of(llm: Model, prompt: object, *, whole: bool, kept: list[int]) -> str:
@@ -127,15 +103,16 @@ class CompletionReply(OpenAIReply):
         echo: list[str] | None,
     ):
         """``echo``: the text of each prompt if it is to precede the answer, else None."""
-        super().__init__(body, model, prompts)
+        scored = _prompt_logprobs_needed(body)
+        super().__init__(body, model, prompts, scored)
         self._body = body
         self._tokenizer = tokenizer
         self._echo = echo
-        self._prompt_fields = [prompt_fields(body, prompt, tokenizer) for prompt in prompts]
+        self._prompt_fields = self.prompt_fields(body, tokenizer)
         #: Prompts whose logprobs have not come yet, and the deltas of their choices meanwhile.
         self._unscored: set[int] = set()
         self._held: dict[int, TokenDelta] = {}
-        if _prompt_logprobs_needed(body) is not None:
+        if scored is not None:
             self.plain = False
             self._unscored.update(range(len(prompts)))
         self._logprobs: dict[int, LogprobLists] = {}
@@ -175,7 +152,7 @@ class CompletionReply(OpenAIReply):
         return b"".join(map(self.frame, parts))
 
     def body(self, outputs: list[TokenDelta]) -> bytes:
-        outputs = self.best(outputs)
+        outputs = self.best_outputs(outputs)
         return self.whole(self._whole_choice(index, outputs) for index in range(len(outputs)))
 
     def _whole_choice(self, index: int, outputs: list[TokenDelta]) -> schemas.CompletionChoice:

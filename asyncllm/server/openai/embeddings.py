@@ -11,14 +11,12 @@ from aiohttp import web
 
 from asyncllm.engine.pooling import PooledParams
 from asyncllm.errors import BadRequest
-from asyncllm.server.chat.scheduling import expect_prompts
+from asyncllm.server.chat.prompts import encode_prompts, expect_prompts, split_prompts, truncate
 from asyncllm.server.http.answer import encode, encode_with, json_body
 from asyncllm.server.http.middleware import RESERVATION, request_id
 from asyncllm.server.limits.api_keys import tenant_of
 from asyncllm.server.openai import schemas
-from asyncllm.server.openai.completions import encode_prompts, split_prompts
-from asyncllm.server.openai.options import check_count
-from asyncllm.server.openai.prompts import check_truncation, truncate
+from asyncllm.server.openai.options import check_options
 from asyncllm.server.openai.requests import CompletionRequest, EmbeddingRequest
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.streaming.delivery import ClientDelivery, Job
@@ -117,10 +115,9 @@ async def embedding_jobs(
         QueueFull: they cannot join the queue now.
     """
     llm = service.llm
-    check_truncation(body)
-    scheduling = service.scheduling(request, body)
     given = split_prompts(body.prompt)
-    check_count(len(given), body, llm.limits.max_waiting)
+    check_options(body, len(given), llm.limits.max_waiting)
+    scheduling = service.scheduling(request, body)
     expect_prompts(llm, request[RESERVATION], given, 1)
     context = llm.limits.max_model_len
     pooled = PooledParams(pooling=params.pooling)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from asyncllm.errors import BadRequest
 from asyncllm.server.chat.requests import OpenAIFields, StreamOptions
 from asyncllm.server.http.answer import encode, encode_with
 from asyncllm.server.http.middleware import request_id
@@ -17,8 +18,33 @@ if TYPE_CHECKING:
 
     import msgspec
 
+    from asyncllm.server.model import Tokenizer
     from asyncllm.server.trace import Trace
     from asyncllm.types import TokenDelta
+
+
+#: The most prompt logprobs in a stream: about 2 MB, possibly in one write.
+MAX_STREAMED: Final = 1 << 15
+
+
+def check_scoring(body: OpenAIFields, prompts: Sequence[Sequence[int]], most: int | None) -> None:
+    """
+    Args:
+        most: alternatives to each token of the prompts; None if there are no logprobs.
+
+    Raises:
+        BadRequest: the logprobs are too many for a stream.
+    """
+    if most is None or not body.stream:
+        return
+    count = (body.n or 1) * sum(map(len, prompts)) * (1 + most)
+    if count > MAX_STREAMED:
+        name = "prompt_logprobs" if body.prompt_logprobs is not None else "logprobs"
+        raise BadRequest(
+            f"{count} logprobs of prompts are more than the {MAX_STREAMED} that are streamed; ask "
+            "for fewer, or without stream",
+            param=name,
+        )
 
 
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> schemas.Usage:
@@ -40,6 +66,7 @@ class OpenAIReply(ABC):
 
     Attributes:
         prompts, n: choice ``i * n + j`` is the j-th answer to prompt i.
+        best_of: how many sequences are generated for each prompt.
         with_ids: whether token ids are part of the answer.
         plain: whether frames carry text only.
     """
@@ -50,11 +77,19 @@ class OpenAIReply(ABC):
     answer_type: ClassVar[Any]
     chunk_type: ClassVar[Any]
 
-    def __init__(self, body: OpenAIFields, model: str, prompts: Sequence[Sequence[int]]):
+    def __init__(
+        self,
+        body: OpenAIFields,
+        model: str,
+        prompts: Sequence[Sequence[int]],
+        scored: int | None,
+    ):
+        """``scored``: see ``check_scoring``, which this calls."""
+        check_scoring(body, prompts, scored)
         options = body.stream_options or StreamOptions()
         self.prompts = prompts
         self.n = body.n or 1
-        self._best_of = self.n if body.use_beam_search else body.best_of or self.n
+        self.best_of = self.n if body.use_beam_search else body.best_of or self.n
         self.with_ids = bool(body.return_token_ids)
         self._usage_at_end = bool(options.include_usage)
         self._usage_in_frames = bool(options.continuous_usage_stats)
@@ -70,6 +105,16 @@ class OpenAIReply(ABC):
     def text_choice(self, index: int) -> msgspec.Struct:
         """A choice of a frame with an empty text, and no other empty string after it."""
 
+    def prompt_fields(self, body: OpenAIFields, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+        """For each prompt the fields that repeat it, as far as the request asks for them."""
+        found: list[dict[str, Any]] = [{} for _ in self.prompts]
+        for fields, ids in zip(found, self.prompts, strict=True):
+            if self.with_ids:
+                fields["prompt_token_ids"] = ids
+            if body.return_prompt_text:
+                fields["prompt_text"] = tokenizer.decode(ids, skip_special_tokens=False)
+        return found
+
     def count(self, index: int, delta: TokenDelta) -> None:
         """Add a delta of one choice to the usage.
 
@@ -80,16 +125,16 @@ class OpenAIReply(ABC):
         if index % self.n == 0:
             self._cached_tokens += delta.cached_tokens
 
-    def best(self, outputs: list[TokenDelta]) -> list[TokenDelta]:
+    def best_outputs(self, outputs: list[TokenDelta]) -> list[TokenDelta]:
         """For each prompt the ``n`` outputs with the highest mean logprob, the best one first.
 
         Only for requests that do not stream. The tokens of the others count in the usage.
         """
-        if self._best_of == self.n:
+        if self.best_of == self.n:
             return outputs
         chosen = []
-        for start in range(0, len(outputs), self._best_of):
-            group = outputs[start : start + self._best_of]
+        for start in range(0, len(outputs), self.best_of):
+            group = outputs[start : start + self.best_of]
             ranked = sorted(group, key=_mean_logprob, reverse=True)
             self._completion_tokens += sum(len(other.token_ids) for other in ranked[self.n :])
             # Only the first one generated has the prompt's data.

@@ -7,10 +7,9 @@ from typing import Final
 from asyncllm.server.chat.requests import ChatRequest
 from asyncllm.server.http.route import GENERATES, TAKES_JSON, Route
 from asyncllm.server.openai import schemas
-from asyncllm.server.openai.chat import chat_completions
+from asyncllm.server.openai.chat import chat_completions, render_chat
 from asyncllm.server.openai.completions import completions
 from asyncllm.server.openai.embeddings import embeddings
-from asyncllm.server.openai.render import render_chat
 from asyncllm.server.openai.requests import CompletionRequest, EmbeddingRequest
 
 ROUTES: Final = (

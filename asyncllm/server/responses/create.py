@@ -33,7 +33,7 @@ from asyncllm.server.service import SERVICE
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from asyncllm.server.chat.adapter import OpenedChat
+    from asyncllm.server.chat.conversation import Conversation
     from asyncllm.server.chat.requests import ChatRequest
     from asyncllm.server.responses.item_schemas import Item
     from asyncllm.server.responses.schemas import Response
@@ -122,11 +122,13 @@ async def _respond(
             on_loop(store.add, tenant, response.id, kept)
 
     with renamed(conversion.NAMES):
-        opened = await _open(request, body, chat, fits=compacts)
-        service.note_ineffective(opened.conversation.ineffective)
+        scheduling = service.scheduling(request, chat)
+        conversation = await _open(request, body, chat, fits=compacts)
+        service.note_ineffective(conversation.ineffective)
+        prompts, params = [conversation.prompt_ids], conversation.params
         parts: tuple[Any, ...] = (
-            conversion.response_of(body, chat, opened.job.params, model, request.app.get(REPLICA)),
-            opened.conversation._replace(tools=()) if compacts else opened.conversation,
+            conversion.response_of(body, chat, params, model, request.app.get(REPLICA)),
+            conversation._replace(tools=()) if compacts else conversation,
         )
         options: dict[str, Any] = {
             "offers": offers,
@@ -141,8 +143,9 @@ async def _respond(
             else ResponseReply(*parts, **options)
         )
         if not body.background:
-            return await service.answer(request, [opened.job], reply, chat)
-        run = await request.app[RUNS].start(request, reply, opened.job, log)
+            return await service.answer(request, prompts, params, scheduling, reply, chat)
+        [job] = await service.jobs(prompts, params, scheduling, chat)
+        run = await request.app[RUNS].start(request, reply, job, log)
     if log is not None:
         return await log.send(request, -1)
     return json_response(run.reply.response)
@@ -165,15 +168,15 @@ def _history(app: web.Application, tenant: str, previous: str | None) -> list[St
 
 async def _open(
     request: web.Request, body: ResponsesRequest, chat: ChatRequest, *, fits: bool
-) -> OpenedChat:
+) -> Conversation:
     """The chat, without the earliest turns if the request allows that, or if it ``fits`` then."""
     service = request.app[SERVICE]
-    scheduling, logprobs = service.scheduling(request, chat), conversion.logprobs_of(body)
+    logprobs = conversion.logprobs_of(body)
 
-    async def open_with(messages: list[dict[str, Any]]) -> OpenedChat:
+    async def open_with(messages: list[dict[str, Any]]) -> Conversation:
         chat.messages = messages
         reservation = request[RESERVATION]
-        return await open_chat(service.llm, chat, scheduling, reservation, logprobs=logprobs)
+        return await open_chat(service.llm, chat, reservation, logprobs=logprobs)
 
     if fits or body.truncation == "auto":
         return await _open_fitting(chat.messages, open_with, service.llm.limits.max_model_len)
@@ -182,9 +185,9 @@ async def _open(
 
 async def _open_fitting(
     messages: list[dict[str, Any]],
-    open_with: Callable[[list[dict[str, Any]]], Awaitable[OpenedChat]],
+    open_with: Callable[[list[dict[str, Any]]], Awaitable[Conversation]],
     context: int,
-) -> OpenedChat:
+) -> Conversation:
     """Open the conversation without the fewest possible of its earliest turns.
 
     System messages at the beginning stay. A turn begins with a user's message.
@@ -200,15 +203,15 @@ async def _open_fitting(
     turns = [i for i, role in enumerate(roles) if role == "user" and i > head]
     starts = [head, *turns]
 
-    async def fits(start: int) -> OpenedChat | None:
+    async def fits(start: int) -> Conversation | None:
         try:
             opened = await open_with([*messages[:head], *messages[start:]])
         except BadRequest as error:
             if error.code != "context_length_exceeded":
                 raise
             return None
-        room = context - len(opened.conversation.prompt_ids)
-        return opened if room >= (opened.job.params.max_tokens or 1) else None
+        room = context - len(opened.prompt_ids)
+        return opened if room >= (opened.params.max_tokens or 1) else None
 
     if (opened := await fits(head)) is not None:
         return opened

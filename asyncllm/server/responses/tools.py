@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.adapter import convert_part
-from asyncllm.server.chat.tools import function_of, function_tool, plain_choice
+from asyncllm.server.chat.messages import function_of, function_tool, plain_choice
 from asyncllm.server.responses import item_schemas as items
 from asyncllm.server.responses.requests import CustomTool, FunctionTool, NamespaceTool
 from asyncllm.text.template_form import read_arguments

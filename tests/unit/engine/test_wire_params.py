@@ -14,8 +14,8 @@ from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.engine.scheduling.step import Step
 from asyncllm.engine.token_constraints import prepare
 from asyncllm.errors import BadRequest
+from asyncllm.server.chat.parameters import sampling_params
 from asyncllm.server.chat.requests import GeneratingFields
-from asyncllm.server.chat.sampling import sampling_params
 from asyncllm.types import LogitParams, Reasoning, SamplingParams, SchedulingParams
 from asyncllm.wire.messages import RowParams, check_params, decode_plan, encode
 from tests.support.engine.scheduling import limits

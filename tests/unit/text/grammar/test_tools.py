@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from asyncllm.server.chat.structured import calls_grammar
+from asyncllm.server.chat.conversation import calls_grammar
 from asyncllm.text import Tokenizer
 from asyncllm.text.grammar import StructuralTags, Tag
 from asyncllm.text.grammar.compiler import GrammarCompiler
