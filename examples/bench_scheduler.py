@@ -217,19 +217,19 @@ def bench_cache(rounds: int) -> None:
 
 def compute(cache: KVCacheManager, seq: Sequence) -> Iterator[tuple[str, float]]:
     """A prompt that is new, and is given up when it has been computed."""
-    yield "match, nothing known", seconds_of(lambda: cache.hold(seq, cache.match(seq)))
-    yield "take pages, evicting others", seconds_of(lambda: cache.extend(seq, LONG_PROMPT))
-    yield "insert (a chunk is planned)", seconds_of(lambda: cache.begin(seq, LONG_PROMPT))
-    yield "ready (it is computed)", seconds_of(lambda: cache.land(seq, LONG_PROMPT))
-    yield "release", seconds_of(lambda: cache.release(seq, LONG_PROMPT))
+    yield "match, nothing known", seconds_of(lambda: cache.hold(seq.kv, cache.match(seq.kv)))
+    yield "take pages, evicting others", seconds_of(lambda: cache.extend(seq.kv, LONG_PROMPT))
+    yield "insert (a chunk is planned)", seconds_of(lambda: cache.begin(seq.kv, LONG_PROMPT))
+    yield "ready (it is computed)", seconds_of(lambda: cache.land(seq.kv, LONG_PROMPT))
+    yield "release", seconds_of(lambda: cache.release(seq.kv, LONG_PROMPT))
 
 
 def reuse(cache: KVCacheManager, seq: Sequence) -> Iterator[tuple[str, float]]:
     """A prompt whose pages are all cached."""
-    yield "match, all known", seconds_of(lambda: cache.match(seq))
-    match = cache.match(seq)
-    yield "lock", seconds_of(lambda: cache.hold(seq, match))
-    yield "release, shared", seconds_of(lambda: cache.release(seq, 0))
+    yield "match, all known", seconds_of(lambda: cache.match(seq.kv))
+    match = cache.match(seq.kv)
+    yield "lock", seconds_of(lambda: cache.hold(seq.kv, match))
+    yield "release, shared", seconds_of(lambda: cache.release(seq.kv, 0))
 
 
 def seconds_of(call: Callable[[], object]) -> float:

@@ -168,13 +168,13 @@ class Engine:
             seed=self._seeds.getrandbits(63) if params.seed is None else params.seed,
             arrival=now if arrival is None else arrival,
         )
-        check_params(seq.row_params)
+        check_params(seq.output.params)
         texts = (params.skip_special_tokens, prompt, params.shown_special_tokens)
         stream = OutputStream(params, sink, self._detokenizer(*texts), eos_ids, now)
         request = Request(seq, stream, is_part=arrival is not None, reader=reader_of(seq))
         left = FOREVER
         if scheduling.deadline_ms is not None:
-            left = scheduling.deadline_ms / 1000 - (now - seq.arrival)
+            left = scheduling.deadline_ms / 1000 - (now - seq.service.arrival)
             needed = self._scheduler.least_seconds(seq)
             self._end_unranked(seq)
             check_deadline(left, needed)
@@ -223,13 +223,12 @@ class Engine:
             PolicyError: the newcomer is one of them; the caller ends it.
         """
         refused: Exception | None = None
-        for request, error in self._scheduler.policy_failures():
-            assert isinstance(request, Sequence), "the scheduler asks about sequences"
-            log.error("the policy failed on request %d", request.id, exc_info=error)
-            if request is newcomer:
+        for id, error in self._scheduler.policy_failures().items():
+            log.error("the policy failed on request %d", id, exc_info=error)
+            if newcomer is not None and id == newcomer.id:
                 refused = error
                 continue
-            self._requests.drop([request], PolicyError, POLICY_FAILED, "policy")
+            self._requests.drop(self._requests.sequences(id), PolicyError, POLICY_FAILED, "policy")
             self._changed()
         if refused is not None:
             raise PolicyError(POLICY_FAILED) from refused

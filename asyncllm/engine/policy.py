@@ -21,12 +21,15 @@ class Ranked(Protocol):
     """A request, as a policy sees it.
 
     Attributes:
+        id: its own; later requests have higher ones.
         arrival, deadline: seconds; the deadline is infinite for requests without one.
         priority: lower is more urgent.
         num_prompt, max_length: tokens of the prompt, and the most that prompt and output may have.
         prefill_seconds: the time that its tokens still to be prefilled take on this device.
     """
 
+    @property
+    def id(self) -> int: ...
     @property
     def arrival(self) -> float: ...
     @property
@@ -139,13 +142,13 @@ class PolicyGuard(Policy):
     def __init__(self, policy: Policy):
         self.evenly = policy.evenly
         self._policy = policy
-        self._failures: dict[int, tuple[Ranked, Exception]] = {}
+        self._failures: dict[int, Exception] = {}
 
     def rank(self, request: Ranked, remaining: int) -> float:
         try:
             return _number(self._policy.rank(request, remaining))
         except Exception as error:
-            self._failures.setdefault(id(request), (request, error))
+            self._failures.setdefault(request.id, error)
             return LAST
 
     def short_rank(self, request: Ranked, remaining: int) -> float | None:
@@ -153,7 +156,7 @@ class PolicyGuard(Policy):
             rank = self._policy.short_rank(request, remaining)
             return None if rank is None else _number(rank)
         except Exception as error:
-            self._failures.setdefault(id(request), (request, error))
+            self._failures.setdefault(request.id, error)
             return None
 
     def account(self, request: Ranked) -> str:
@@ -163,14 +166,12 @@ class PolicyGuard(Policy):
                 raise TypeError(f"the account is {type(account).__name__}, not str")
             return account
         except Exception as error:
-            self._failures.setdefault(id(request), (request, error))
+            self._failures.setdefault(request.id, error)
             return ""
 
-    def take_failures(self) -> list[tuple[Ranked, Exception]]:
-        """Requests that the policy raised for since the last call, each with its first error."""
-        if not self._failures:
-            return []
-        failures, self._failures = list(self._failures.values()), {}
+    def take_failures(self) -> dict[int, Exception]:
+        """By request, the first error that the policy raised for it since the last call."""
+        failures, self._failures = self._failures, {}
         return failures
 
 

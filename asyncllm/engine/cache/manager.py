@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 from asyncllm.config import EngineLimits
 from asyncllm.engine.cache.changes import CacheChanges
 from asyncllm.engine.cache.node import NO_PAGE, Match, Node, pending_below
-from asyncllm.engine.cache.pages import PageAllocator
+from asyncllm.engine.cache.pages import BlockTable, PageAllocator
 from asyncllm.engine.cache.radix import PrefixTree
-
-
-class PageHolder(Protocol):
-    """The part of a sequence that the cache works on.
-
-    Attributes:
-        tokens: int32; by position.
-        salt: sequences with different salts share nothing.
-        pages: its block table.
-        node: the end of its path in the prefix tree, locked; None while it holds no pages.
-        known: the ``deepest`` of the last match of its tokens.
-        first_own: the topmost node of the path that it added itself.
-    """
-
-    tokens: array[int]
-    salt: bytes
-    pages: list[int]
-    node: Node | None
-    known: Node | None
-    first_own: Node | None
 
 
 class Copies(NamedTuple):
@@ -135,47 +115,42 @@ class KVCacheManager:
 
     # -- one sequence ----------------------------------------------------------------------------
 
-    def match(self, holder: PageHolder, most: int | None = None) -> Match:
-        """The cached prefix of the holder's tokens, or of the first ``most``, without the last."""
+    def match(self, table: BlockTable, most: int | None = None) -> Match:
+        """The cached prefix of the table's tokens, or of the first ``most``, without the last."""
         if not self.prefix_caching:
-            return self._tree.match(array("i"), holder.salt)
+            return self._tree.match(array("i"), table.salt)
         if most is not None:
-            return self._tree.match(holder.tokens[:most], holder.salt)
-        match = self._tree.match(holder.tokens, holder.salt, holder.known)
-        holder.known = match.deepest
+            return self._tree.match(table.tokens[:most], table.salt)
+        match = self._tree.match(table.tokens, table.salt, table.known)
+        table.known = match.deepest
         return match
 
-    def pending_below(self, holder: PageHolder, node: Node) -> Node | None:
-        """The last page below ``node``, on the path of the holder's tokens, being written."""
-        return pending_below(node, holder.tokens, self.page_size) if node.linked else None
+    def pending_below(self, table: BlockTable, node: Node) -> Node | None:
+        """The last page below ``node``, on the path of the table's tokens, being written."""
+        return pending_below(node, table.tokens, self.page_size) if node.linked else None
 
-    def hold(self, holder: PageHolder, match: Match) -> None:
+    def hold(self, table: BlockTable, match: Match) -> None:
         """Lock the device part of a match, with which the block table then begins."""
-        previous = holder.node
+        previous = table.node
         self._tree.lock(match.node)
         if previous is not None:
             self._tree.unlock(previous)
-        holder.node = match.node
-        holder.first_own = None
-        holder.pages = match.pages
+        table.node = match.node
+        table.first_own = None
+        table.pages = match.pages
 
-    def num_shared(self, holder: PageHolder) -> int:
-        """How many pages at the beginning of its block table are the tree's."""
-        assert holder.node is not None, "it holds pages"
-        return holder.node.depth
-
-    def extend(self, holder: PageHolder, num_tokens: int) -> bool:
+    def extend(self, table: BlockTable, num_tokens: int) -> bool:
         """Take pages for positions ``0 .. num_tokens-1``; False when there are not enough."""
-        missing = self.pages_for(num_tokens) - len(holder.pages)
+        missing = self.pages_for(num_tokens) - len(table.pages)
         if missing <= 0:
             return True
         taken = self._take(missing)
         if taken is None:
             return False
-        holder.pages += taken
+        table.pages += taken
         return True
 
-    def grow(self, holder: PageHolder) -> int | None:
+    def grow(self, table: BlockTable) -> int | None:
         """Take one more page, which is returned; None when there is none."""
         page = self._pages.take_one()
         if page is None:
@@ -183,63 +158,63 @@ class KVCacheManager:
             if taken is None:
                 return None
             [page] = taken
-        holder.pages.append(page)
+        table.pages.append(page)
         return page
 
-    def begin(self, holder: PageHolder, num_tokens: int) -> None:
+    def begin(self, table: BlockTable, num_tokens: int) -> None:
         """A step that computes positions up to ``num_tokens`` is planned.
 
         Its new full pages are entered in the tree, for others to wait for. If another sequence
         computes the same pages, release decides which are kept.
         """
         if self.prefix_caching:
-            self._enter(holder, num_tokens // self.page_size, ready=False)
+            self._enter(table, num_tokens // self.page_size, ready=False)
 
-    def land(self, holder: PageHolder, num_tokens: int) -> None:
+    def land(self, table: BlockTable, num_tokens: int) -> None:
         """Positions up to ``num_tokens`` have been computed."""
-        if holder.node is not None:
-            self._tree.set_path_ready(holder.node, num_tokens // self.page_size)
+        if table.node is not None:
+            self._tree.set_path_ready(table.node, num_tokens // self.page_size)
 
-    def release(self, holder: PageHolder, num_tokens: int, *, cold: bool = False) -> None:
+    def release(self, table: BlockTable, num_tokens: int, *, cold: bool = False) -> None:
         """Give the pages up; the full ones of ``num_tokens`` computed positions stay cached.
 
         No step in flight may use them. With ``cold``, those that no other has used are the first
         to be evicted.
         """
-        self.commit(holder, num_tokens)
-        self._let_go(holder, cold=cold)
+        self.commit(table, num_tokens)
+        self._let_go(table, cold=cold)
 
-    def discard(self, holder: PageHolder) -> None:
-        """Give the pages up, and forget all that the holder has computed."""
-        if holder.first_own is not None:
-            self._tree.forget(holder.first_own)
-        if holder.node is not None:  # no step writes it any more
-            self._tree.set_path_ready(holder.node, holder.node.depth)
-        self._let_go(holder)
+    def discard(self, table: BlockTable) -> None:
+        """Give the pages up, and forget all that was computed for it."""
+        if table.first_own is not None:
+            self._tree.forget(table.first_own)
+        if table.node is not None:  # no step writes it any more
+            self._tree.set_path_ready(table.node, table.node.depth)
+        self._let_go(table)
 
-    def commit(self, holder: PageHolder, num_tokens: int) -> None:
+    def commit(self, table: BlockTable, num_tokens: int) -> None:
         """Let others find the full pages of ``num_tokens`` computed positions."""
-        node = holder.node
+        node = table.node
         if node is None or not self.prefix_caching:
             return
         num_pages = num_tokens // self.page_size
         for index in range(node.depth, num_pages):
-            child = node.children.get(self._key(holder, index))
+            child = node.children.get(self._key(table, index))
             if child is None or not child.ready or child.page == NO_PAGE:
                 break
             self._tree.lock_one(child)  # another sequence has computed it, too, and was faster
             node = child
-        holder.node = node
-        self._enter(holder, num_pages, ready=True)
+        table.node = node
+        self._enter(table, num_pages, ready=True)
 
-    def pin(self, holder: PageHolder, num_tokens: int, tenant: str, until: float) -> int:
-        """Commit ``num_tokens`` computed positions, and pin the holder's pages; see ``Pins.pin``.
+    def pin(self, table: BlockTable, num_tokens: int, tenant: str, until: float) -> int:
+        """Commit ``num_tokens`` computed positions, and pin the table's pages; see ``Pins.pin``.
 
         Returns:
             How many pages are pinned, from the first on; none if some were forgotten.
         """
-        self.commit(holder, num_tokens)
-        node, path = holder.node, list[Node]()
+        self.commit(table, num_tokens)
+        node, path = table.node, list[Node]()
         while node is not None and node.linked and node.parent is not None:
             path.append(node)
             node = node.parent
@@ -250,34 +225,34 @@ class KVCacheManager:
         """End the pins whose time is over."""
         self._tree.leaves.expire(now)
 
-    def _enter(self, holder: PageHolder, num_pages: int, *, ready: bool) -> None:
+    def _enter(self, table: BlockTable, num_pages: int, *, ready: bool) -> None:
         """Give the tree those of the first ``num_pages`` pages that are new to it."""
-        assert holder.node is not None, "it holds pages"
-        size, first = self.page_size, holder.node.depth
-        tokens = holder.tokens[first * size : num_pages * size]
-        added = self._tree.insert(holder.node, tokens, holder.pages[first:num_pages], ready=ready)
+        assert table.node is not None, "it holds pages"
+        size, first = self.page_size, table.node.depth
+        tokens = table.tokens[first * size : num_pages * size]
+        added = self._tree.insert(table.node, tokens, table.pages[first:num_pages], ready=ready)
         if added:
-            holder.first_own = holder.first_own or added[0]
-            holder.node = added[-1]
+            table.first_own = table.first_own or added[0]
+            table.node = added[-1]
 
-    def _let_go(self, holder: PageHolder, *, cold: bool = False) -> None:
-        end = holder.node
+    def _let_go(self, table: BlockTable, *, cold: bool = False) -> None:
+        end = table.node
         if end is None:
             return
-        node, own = end, holder.pages[end.depth :]
-        for page in reversed(holder.pages[: end.depth]):
+        node, own = end, table.pages[end.depth :]
+        for page in reversed(table.pages[: end.depth]):
             if node.page != page:
                 own.append(page)  # the tree has another page of the same tokens
             assert node.parent is not None, "roots have no page"
             node = node.parent
         self._pages.give_back(own)
         self._tree.unlock(end, cold=cold)
-        holder.node = holder.first_own = None
-        holder.pages = []
+        table.node = table.first_own = None
+        table.pages = []
 
-    def _key(self, holder: PageHolder, index: int) -> bytes:
+    def _key(self, table: BlockTable, index: int) -> bytes:
         start = index * self.page_size
-        return holder.tokens[start : start + self.page_size].tobytes()
+        return table.tokens[start : start + self.page_size].tobytes()
 
     def _take(self, count: int) -> list[int] | None:
         short = count - self._pages.num_free
@@ -305,16 +280,16 @@ class KVCacheManager:
         for node in copies.nodes:
             self._tree.backed_up(node)
 
-    def postpone(self, holder: PageHolder, match: Match) -> None:
+    def postpone(self, table: BlockTable, match: Match) -> None:
         """A match that was held waits: its device part is released, its host part stays, too."""
-        self.release(holder, 0)
+        self.release(table, 0)
         if match.host:
             self._tree.use_on_host(match.host)
 
-    def load(self, holder: PageHolder, match: Match) -> Copies | None:
+    def load(self, table: BlockTable, match: Match) -> Copies | None:
         """Start to load the host pages of a match that is held; None when there is no room.
 
-        The holder keeps them locked until ``release``.
+        The table keeps them locked until ``release``.
         """
         pages = self._take(len(match.host))
         if pages is None:
@@ -322,8 +297,8 @@ class KVCacheManager:
         self._tree.load(match.host, pages)
         for node in match.host:
             self._tree.lock_one(node)
-        holder.node = match.host[-1]
-        holder.pages += pages
+        table.node = match.host[-1]
+        table.pages += pages
         return Copies(match.host, [(node.page, node.host) for node in match.host])
 
     def loaded(self, copies: Copies) -> None:

@@ -1,6 +1,10 @@
-"""The free list of KV pages: plain ints, no tensors."""
+"""KV pages as plain ints: the free list, and the block table of each sequence."""
 
 from __future__ import annotations
+
+from array import array
+
+from asyncllm.engine.cache.node import Node
 
 
 class PageAllocator:
@@ -35,3 +39,36 @@ class PageAllocator:
     def give_back(self, pages: list[int]) -> None:
         """Return pages taken before; their owner must not use them any more."""
         self._free.extend(reversed(pages))
+
+
+class BlockTable:
+    """What one sequence has of the KV cache. ``KVCacheManager`` alone changes its pages.
+
+    Attributes:
+        tokens: int32, by position; the sequence's own, which only grow.
+        salt: sequences with different salts share nothing.
+        ttl: ``SchedulingParams.cache_ttl_s``: seconds for which its pages stay after its end.
+        pages: the page of each ``page_size`` positions.
+        node: the end of its path in the prefix tree, locked; None while it holds no pages.
+        known: the ``deepest`` of the last match of its tokens.
+        first_own: the topmost node of the path that it added itself.
+        corrupt: some of its KV is not to be trusted.
+    """
+
+    __slots__ = ("corrupt", "first_own", "known", "node", "pages", "salt", "tokens", "ttl")
+
+    def __init__(self, tokens: array[int], salt: bytes = b"", ttl: float | None = None):
+        self.tokens = tokens
+        self.salt = salt
+        self.ttl = ttl
+        self.pages: list[int] = []
+        self.node: Node | None = None
+        self.known: Node | None = None
+        self.first_own: Node | None = None
+        self.corrupt = False
+
+    @property
+    def num_shared(self) -> int:
+        """How many pages at the beginning are the prefix tree's."""
+        assert self.node is not None, "it holds pages"
+        return self.node.depth

@@ -10,7 +10,7 @@ import msgspec
 
 from asyncllm.config import EngineLimits
 from asyncllm.engine.cache.manager import KVCacheManager
-from asyncllm.engine.cache.node import Node
+from asyncllm.engine.cache.pages import BlockTable
 from asyncllm.engine.policy import POLICIES, Policy
 from asyncllm.engine.recording.page_ids import PageIds, Place
 from asyncllm.engine.recording.trace_file import (
@@ -114,17 +114,6 @@ class _LiveSequence(msgspec.Struct):
     num_pages: int = 0
 
 
-class _Probe(msgspec.Struct):
-    """A ``PageHolder`` to look up in the cache."""
-
-    tokens: array[int]
-    salt: bytes
-    pages: list[int] = []
-    node: Node | None = None
-    known: Node | None = None
-    first_own: Node | None = None
-
-
 class Recorder:
     """Turns calls into events."""
 
@@ -143,14 +132,14 @@ class Recorder:
         self._leaving: deque[_LiveSequence] = deque()
 
     def added(self, seq: Sequence, now: float) -> None:
-        place, new = self._ids.enter(seq.salt)
+        place, new = self._ids.enter(seq.kv.salt)
         live = self._live[seq.id] = _LiveSequence(seq, place)
         known, num_new = self._extend(live)
-        tenant: int | str | None = self._tenants.get(seq.tenant)
+        tenant: int | str | None = self._tenants.get(seq.service.tenant)
         if tenant is None:
-            self._tenants[seq.tenant] = len(self._tenants)
+            self._tenants[seq.service.tenant] = len(self._tenants)
             # JSON lets lone surrogates through.
-            tenant = seq.tenant.encode("utf-8", "backslashreplace").decode()
+            tenant = seq.service.tenant.encode("utf-8", "backslashreplace").decode()
         event = Arrival(
             now=now,
             id=seq.id,
@@ -158,13 +147,13 @@ class Recorder:
             node=NEW_ROOT if new else known,
             new_pages=num_new,
             num_prompt=seq.num_prompt,
-            max_length=seq.max_length,
-            priority=seq.priority,
-            surely_full=seq.surely_full,
-            arrival=None if seq.arrival == now else seq.arrival,
-            deadline=None if seq.deadline == FOREVER else seq.deadline,
-            scored=seq.reading,
-            cache_ttl=seq.cache_ttl,
+            max_length=seq.output.max_length,
+            priority=seq.service.priority,
+            surely_full=seq.output.surely_full,
+            arrival=None if seq.service.arrival == now else seq.service.arrival,
+            deadline=None if seq.service.deadline == FOREVER else seq.service.deadline,
+            scored=seq.reads.pending,
+            cache_ttl=seq.kv.ttl,
         )
         self.writer.write(event, now)
 
@@ -243,13 +232,13 @@ class Recorder:
         self._leaving.append(live)
 
     def _release_ended(self) -> None:
-        while self._leaving and self._leaving[0].seq.node is None:
+        while self._leaving and self._leaving[0].seq.kv.node is None:
             live = self._leaving.popleft()
             self._ids.leave(live.place, live.num_pages)
 
     def _is_cached(self, tokens: array[int], salt: bytes) -> bool:
         # The cache never matches the last token.
-        match = self._cache.match(_Probe(tokens + array("i", [0]), salt))
+        match = self._cache.match(BlockTable(tokens + array("i", [0]), salt))
         known = len(match.pages) + len(match.host)
         return match.pending is not None or known * self._page_size == len(tokens)
 

@@ -51,7 +51,7 @@ class Cancels:
             return
         still = []
         for seq, since in self._waiting:
-            if seq.slot < 0 and seq.node is None:
+            if seq.slot < 0 and seq.kv.node is None:
                 self._seconds.observe(now - since)
             else:
                 still.append((seq, since))
@@ -90,6 +90,10 @@ class Requests:
     def add(self, request: Request) -> None:
         """A request was accepted."""
         self._requests[request.sequence.id] = request
+
+    def sequences(self, *ids: int) -> list[Sequence]:
+        """Of the requests with these ids that live."""
+        return [self._requests[id].sequence for id in ids if id in self._requests]
 
     def trace(self, request_id: int, *, steps: bool) -> RequestTrace | None:
         """What happened to a request; None when it is unknown or forgotten."""
@@ -271,7 +275,7 @@ class Requests:
         if not request.is_part:
             self._stats.finished[how] += 1
             seq = request.sequence
-            self._stats.tenants.ended(seq.tenant, seq.num_prompt, len(seq.tokens) - seq.num_prompt)
+            self._stats.tenants.ended(seq.service.tenant, seq.num_prompt, seq.num_output)
             self._history.ended(request.sequence, request.stream, how, now)
 
 

@@ -90,9 +90,9 @@ class PromptReader(Protocol):
 
 def reader_of(seq: Sequence) -> PromptReader | None:
     """For a new sequence; None when nothing is wanted of its prompt."""
-    if seq.pool_from >= 0:
+    if seq.reads.pool_from >= 0:
         return PooledHidden(seq.num_prompt)
-    return PromptScores(tuple(seq.tokens), seq.prompt_logprobs) if seq.reading else None
+    return PromptScores(tuple(seq.tokens), seq.reads.logprobs) if seq.reads.pending else None
 
 
 @dataclass(slots=True)

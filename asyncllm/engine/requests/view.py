@@ -93,7 +93,7 @@ def live_view(
             continue
         waits = seq.state in WAITING
         rows = waiting if waits else running
-        key = seq.tenant, waits
+        key = seq.service.tenant, waits
         if len(rows) < most or listed[key] < most:
             listed[key] += 1
             rows.append((_waiting if waits else _running)(request, scheduler))
@@ -117,7 +117,7 @@ def _prefixes(running: Iterable[Sequence], progress: list[Progress]) -> list[Pre
         page = each.prefix_page
         if page >= 0:
             users[page] += 1
-            found = len(seq.pages) - each.own_pages
+            found = len(seq.kv.pages) - each.own_pages
             pages[page] = min(found, pages.get(page, found))
     return [
         Prefix(first_page=page, requests=count, pages=pages[page])
@@ -139,7 +139,9 @@ def _waiting(request: Request, scheduler: Scheduler) -> LiveRequest:
 def computes(running: Iterable[Sequence], wait: Wait) -> Sequence | None:
     """Which of the running sequences computes the prefix that is waited for."""
     last = wait.prefix_pages - 1
-    having = (seq for seq in running if len(seq.pages) > last and seq.pages[last] == wait.page)
+    having = (
+        seq for seq in running if len(seq.kv.pages) > last and seq.kv.pages[last] == wait.page
+    )
     return next(having, None)
 
 
@@ -153,14 +155,14 @@ def _live(
     timeline = seq.timeline
     return LiveRequest(
         id=seq.id,
-        tenant=seq.tenant,
+        tenant=seq.service.tenant,
         arrived=timeline.arrival,
         first_token=stream.first - timeline.arrival if stream.first else None,
         prompt_tokens=seq.num_prompt,
         cached_tokens=max(seq.num_cached, 0),
-        output_tokens=len(seq.tokens) - seq.num_prompt,
-        max_output_tokens=seq.max_length - seq.num_prompt,
-        pages=len(seq.pages),
+        output_tokens=seq.num_output,
+        max_output_tokens=seq.output.max_length - seq.num_prompt,
+        pages=len(seq.kv.pages),
         preemptions=sum(event.kind == "preempted" for event in timeline.events),
         waited=timeline.waited,
         wait=wait,

@@ -11,7 +11,7 @@ from asyncllm.engine.cache.node import Match
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.scheduling.copies import PageCopies
 from asyncllm.engine.scheduling.forecast import Forecast, given_up
-from asyncllm.engine.scheduling.growth import Growth
+from asyncllm.engine.scheduling.growth import Growth, Resident
 from asyncllm.engine.scheduling.sequence import FOREVER, SeqState, Sequence, Turn
 from asyncllm.engine.scheduling.timeline import WaitClock
 from asyncllm.engine.scheduling.timing.prefill_room import PrefillRoom
@@ -67,7 +67,7 @@ class Admission:
         self._growth = Growth(cache, forecast)
         self._placement = Placement(cache, copies, self._growth, trials)
         #: Sequences with pages that entered through the share for short prompts.
-        self._short: dict[int, Sequence] = {}
+        self._short: dict[int, Resident] = {}
         #: By account, those whose deadlines the present plan gives up.
         self._given_up: dict[str, set[int]] = {}
         self._waits = WaitClock()
@@ -83,15 +83,15 @@ class Admission:
         """``seq`` joins the queue, at the place that the policy gives it."""
         seq.timeline.wait_from(self._waits)
         self.measure(seq)
-        seq.turn = Turn.NEW if seq.num_cached < 0 else Turn.RESUMED
+        seq.place.turn = Turn.NEW if seq.num_cached < 0 else Turn.RESUMED
         self.queue.push(seq)
 
     def measure(self, seq: Sequence) -> Match:
         """Look up what is cached of ``seq``, and note what is left to be prefilled."""
-        match = self._cache.match(seq, seq.num_read + 1 if seq.reading else None)
+        match = self._cache.match(seq.kv, seq.reads.done + 1 if seq.reads.pending else None)
         cached = match.num_known * self._limits.page_size
-        seq.num_left = len(seq.tokens) - cached
-        seq.prefill_seconds = self._forecast.prefill_seconds(seq.num_left, cached)
+        seq.service.num_left = len(seq.tokens) - cached
+        seq.service.prefill_seconds = self._forecast.prefill_seconds(seq.service.num_left, cached)
         return match
 
     def wait_seconds(self, ahead: tuple[int, int], num_free_slots: int, num_running: int) -> float:
@@ -113,7 +113,7 @@ class Admission:
         if head is None:
             return 0
         most = min(self.queue.num_left, self._limits.max_num_batched_tokens)
-        return self._cache.pages_for(max(head.num_left, most))
+        return self._cache.pages_for(max(head.service.num_left, most))
 
     def explain(self, num_free_slots: int) -> None:
         """A step is planned: note why the head of the queue is not in it."""
@@ -189,9 +189,9 @@ class Admission:
         expected = self._cache.pages_for(self._forecast.length(seq))
         if head is not None and self._waits_for(head, expected):
             return None
-        if seq.deadline < FOREVER and self._misses(seq, self._forecast.expected(seq)):
+        if seq.service.deadline < FOREVER and self._misses(seq, self._forecast.expected(seq)):
             return None
-        taken = sum(other.expected_pages for other in self._short.values())
+        taken = sum(other.expected for other in self._short.values())
         return seq if taken + expected <= SHORT_SHARE * self._limits.num_pages else None
 
     def _is_open(self, num_free_slots: int) -> bool:
@@ -211,12 +211,12 @@ class Admission:
         """The head of the queue, after those who will miss their deadline have made way."""
         for _ in range(MOST_JUDGED):
             seq = self.queue.peek()
-            if seq is None or seq.deadline == FOREVER:
+            if seq is None or seq.service.deadline == FOREVER:
                 return seq
             if self._misses(seq, self._forecast.least(seq)):
                 self._miss(seq)
-            elif seq.turn is Turn.NEW and self._gives_up(seq):
-                seq.turn = Turn.LATE
+            elif seq.place.turn is Turn.NEW and self._gives_up(seq):
+                seq.place.turn = Turn.LATE
                 self.queue.reorder(seq)
             else:
                 return seq
@@ -224,7 +224,7 @@ class Admission:
 
     def _gives_up(self, head: Sequence) -> bool:
         """Whether the head makes way, so that most of its account can be in time."""
-        account = head.account or ""
+        account = head.place.account or ""
         if account not in self._given_up:
             seqs = islice(self.queue.by_deadline(head), MOST_COMPARED)
             pace = float(self.queue.num_active)
@@ -239,7 +239,7 @@ class Admission:
 
     def _misses(self, seq: Sequence, seconds: float) -> bool:
         """Whether ``seq``, taking that long from now on, misses its deadline."""
-        return self._now + seconds > seq.deadline
+        return self._now + seconds > seq.service.deadline
 
     def admit(self, seq: Sequence, room: PrefillRoom, *, short: bool = False) -> Entry:
         """Let the head enter, or wait for its prefix.
@@ -249,13 +249,13 @@ class Admission:
         """
         if self._copies.is_for(seq):
             return self._admit_loaded(seq, room)
-        left, match = seq.num_left, self.measure(seq)
+        left, match = seq.service.num_left, self.measure(seq)
         if match.pending is not None:
             self.queue.remove(seq)
             seq.timeline.wait_until()
             self._sharing.add(seq, match.pending)
             return Entry.WAITS
-        if seq.num_left != left and not self.queue.reorder(seq) and not short:
+        if seq.service.num_left != left and not self.queue.reorder(seq) and not short:
             return Entry.WAITS  # less of it is cached than when it took its place
         load = self._placement.loads(match)
         cached = match.node.depth * self._limits.page_size
@@ -264,7 +264,7 @@ class Admission:
         if not self._placement.place(seq, match, load=load):
             return Entry.WAITS
         if short:
-            self._short[seq.id] = seq
+            self._short[seq.id] = self._growth.resident(seq)
         self.queue.serve(seq, self._expected_cost(seq, cached))
         seq.timeline.wait_until()
         return Entry.WAITS if load else Entry.ADMITTED
@@ -290,14 +290,14 @@ class Admission:
     def settle(self, seq: Sequence, cost: float) -> None:
         """Replace what was charged in advance for its stay in the batch by its real cost."""
         self._short.pop(seq.id, None)
-        self.queue.charge(seq, cost - seq.charged)
-        seq.charged = 0.0
+        self.queue.charge(seq, cost - seq.place.charged)
+        seq.place.charged = 0.0
 
     def _admit_loaded(self, seq: Sequence, room: PrefillRoom) -> Entry:
         """Let a sequence enter whose prefix was loaded, or load the next part of it."""
-        match = self._cache.match(seq)
+        match = self._cache.match(seq.kv)
         load = match.pending is None and self._placement.loads(match)
-        if not load and not self._fits(seq, len(seq.pages) * self._limits.page_size, room):
+        if not load and not self._fits(seq, len(seq.kv.pages) * self._limits.page_size, room):
             return Entry.STEP_FULL
         placed = self._placement.place_loaded(seq, match, load=load)
         if placed is False:
@@ -316,7 +316,7 @@ class Admission:
         self._copies.abandon(seq)
         self.left(seq)
         self.settle(seq, 0.0)
-        self._cache.release(seq, 0)
+        self._cache.release(seq.kv, 0)
 
     def _expected_cost(self, seq: Sequence, cached: int) -> float:
         known = len(seq.tokens)

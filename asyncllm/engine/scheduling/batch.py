@@ -88,8 +88,8 @@ class RunningBatch:
         self.sequences[slot] = seq
         self.computed[slot] = self.first[slot] = num_computed
         self.known[slot] = len(seq.tokens)
-        self.stop_at[slot] = seq.max_length - 1
-        self.capacity[slot] = len(seq.pages) * self.page_size
+        self.stop_at[slot] = seq.output.max_length - 1
+        self.capacity[slot] = len(seq.kv.pages) * self.page_size
         self.last_step[slot] = -1
         self.prefilling[seq.id] = seq
 
@@ -114,7 +114,7 @@ class RunningBatch:
 
     def grown(self, seq: Sequence) -> None:
         """``seq`` has more pages."""
-        self.capacity[seq.slot] = len(seq.pages) * self.page_size
+        self.capacity[seq.slot] = len(seq.kv.pages) * self.page_size
 
     def remaining(self, seq: Sequence) -> tuple[int, int]:
         """The first prompt position still to be computed, and how many there are."""
@@ -137,8 +137,8 @@ class RunningBatch:
         """How far a sequence with a slot is."""
         start, left = self.remaining(seq)
         found = int(self.first[seq.slot]) // self.page_size
-        prefix = seq.pages[0] if found and seq.pages else -1
-        return Progress(start, max(0, left), max(0, len(seq.pages) - found), prefix)
+        prefix = seq.kv.pages[0] if found and seq.kv.pages else -1
+        return Progress(start, max(0, left), max(0, len(seq.kv.pages) - found), prefix)
 
     def add_chunk(self, seq: Sequence, q_len: int, step: int) -> tuple[int, bool]:
         """Plan a prompt chunk; returns the position after it, and whether the prompt ends there."""

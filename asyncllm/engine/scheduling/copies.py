@@ -123,7 +123,7 @@ class PageCopies:
 
     def load(self, seq: Sequence, match: Match) -> bool:
         """Start to load for ``seq``, which holds the match; False when there is no room."""
-        copies = self._cache.load(seq, match)
+        copies = self._cache.load(seq.kv, match)
         if copies is None:
             return False
         self._loaded.pop(seq.id, None)

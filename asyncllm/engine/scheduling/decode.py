@@ -101,10 +101,10 @@ class DecodePlanner:
             assert seq is not None, "a running slot has a sequence"
             needed = int(batch.computed[seq.slot]) + step.decode_steps
             while seq.state is SeqState.RUNNING and batch.capacity[seq.slot] < needed:
-                page = self._cache.grow(seq)
+                page = self._cache.grow(seq.kv)
                 if page is not None:
                     self._admission.grew(seq)
                     batch.grown(seq)
-                    step.new_pages += (seq.slot, len(seq.pages) - 1, page)
+                    step.new_pages += (seq.slot, len(seq.kv.pages) - 1, page)
                 elif not self._make_room(step, now):
                     break

@@ -152,12 +152,12 @@ class Forecast:
     def saw_output(self, seq: Sequence, num_tokens: int) -> None:
         """A sequence ended, for any reason, after ``num_tokens`` of output."""
         self.grew(seq)
-        if not seq.surely_full:
-            self.lengths.ended(seq.output_bin)
-        elif seq.num_prompt + num_tokens < seq.max_length:
-            self._left.ended(seq.output_bin)
+        if not seq.output.surely_full:
+            self.lengths.ended(seq.output.bin)
+        elif seq.num_prompt + num_tokens < seq.output.max_length:
+            self._left.ended(seq.output.bin)
         self._output += (num_tokens - self._output) * NEWEST
-        if seq.deadline < FOREVER:
+        if seq.service.deadline < FOREVER:
             kind = _kind(seq)
             self._timely[kind] = _mean(self._timely.get(kind, 0.0), num_tokens)
 
@@ -184,7 +184,7 @@ class Forecast:
     def turn_seconds(self, seq: Sequence) -> float:
         """Seconds of steps that the rest of a prompt fills, decode rows beside it included."""
         rate = self._chunk_seconds / self._chunk_tokens if self._chunk_tokens else 0.0
-        return max(seq.prefill_seconds, seq.num_left * rate)
+        return max(seq.service.prefill_seconds, seq.service.num_left * rate)
 
     def output_seconds(self, seq: Sequence) -> float:
         """Seconds that the rest of an output may take, under today's load.
@@ -192,34 +192,38 @@ class Forecast:
         An output is expected to be like others with such a deadline: they often are of one kind.
         """
         mean = self._timely.get(_kind(seq), 0.0)
-        length = seq.max_length if seq.surely_full else seq.num_prompt + mean
+        length = seq.output.max_length if seq.output.surely_full else seq.num_prompt + mean
         return MARGIN * max(1.0, length - len(seq.tokens)) * self.row_seconds
 
     def least(self, seq: Sequence) -> float:
         """Seconds from the first step of ``seq`` to its last token, at best."""
-        shortest = seq.max_length if seq.surely_full else max(seq.min_length, seq.num_prompt + 1)
+        shortest = (
+            seq.output.max_length
+            if seq.output.surely_full
+            else max(seq.output.min_length, seq.num_prompt + 1)
+        )
         num_output = max(1, shortest - len(seq.tokens))
-        return self._times.prefill_seconds(seq.num_left) + num_output * self.decode_seconds
+        return self._times.prefill_seconds(seq.service.num_left) + num_output * self.decode_seconds
 
     def length(self, seq: Sequence) -> int:
         """The expected final length of ``seq``, at least one token more than it has.
 
         It depends on how many tokens of output there are, and how many there may be.
         """
-        num_output, most = len(seq.tokens) - seq.num_prompt, seq.max_length - seq.num_prompt
+        num_output, most = seq.num_output, seq.output.max_length - seq.num_prompt
         expected = seq.num_prompt + round(self._lengths_of(seq).expected(num_output, most))
-        return min(max(expected, len(seq.tokens) + 1), seq.max_length)
+        return min(max(expected, len(seq.tokens) + 1), seq.output.max_length)
 
     def grew(self, seq: Sequence) -> bool:
         """``seq`` has more tokens than before; returns whether that tells more of its length."""
-        before, reached = seq.output_bin, bin_of(len(seq.tokens) - seq.num_prompt)
-        while seq.output_bin < reached:
-            self._lengths_of(seq).passed(seq.output_bin)
-            seq.output_bin += 1
+        before, reached = seq.output.bin, bin_of(seq.num_output)
+        while seq.output.bin < reached:
+            self._lengths_of(seq).passed(seq.output.bin)
+            seq.output.bin += 1
         return reached > before
 
     def _lengths_of(self, seq: Sequence) -> OutputLengths:
-        return self._left if seq.surely_full else self.lengths
+        return self._left if seq.output.surely_full else self.lengths
 
     def wait(self, num_ahead: int, tokens_ahead: int, num_free: int, num_rows: int) -> float:
         """Estimated seconds until a request that arrives now has its first step.
@@ -236,7 +240,7 @@ class Forecast:
 
 def _kind(seq: Sequence) -> int:
     """Deadlines within a factor of two are of one kind."""
-    return int(1000 * (seq.deadline - seq.arrival)).bit_length()
+    return int(1000 * (seq.service.deadline - seq.service.arrival)).bit_length()
 
 
 def _mean(before: float, newest: float) -> float:
@@ -260,7 +264,7 @@ def given_up(seqs: Iterable[Sequence], now: float, forecast: Forecast, pace: flo
         seconds = pace * forecast.turn_seconds(seq)
         now += seconds
         heappush(chosen, (-seconds, seq.id))
-        if now + forecast.output_seconds(seq) > seq.deadline:
+        if now + forecast.output_seconds(seq) > seq.service.deadline:
             longest, id = heappop(chosen)
             now += longest
             dropped.add(id)

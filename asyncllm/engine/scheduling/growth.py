@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from asyncllm.engine.cache.manager import KVCacheManager
 from asyncllm.engine.scheduling.forecast import Forecast
 from asyncllm.engine.scheduling.sequence import Sequence
@@ -16,6 +18,22 @@ NEAR = 16
 FAR_SHARE = 0.6
 
 
+@dataclass(slots=True)
+class Resident:
+    """A sequence with pages, as far as its growth goes.
+
+    Attributes:
+        found: pages that it found in the cache when it was last admitted.
+        expected: pages that it is expected to have at its end.
+        more: those of ``expected`` that it does not have yet.
+    """
+
+    seq: Sequence
+    found: int
+    expected: int = 0
+    more: int = 0
+
+
 class Growth:
     """The sequences with pages, running or about to, and what they are expected to take.
 
@@ -28,7 +46,7 @@ class Growth:
     def __init__(self, cache: KVCacheManager, forecast: Forecast):
         self._cache = cache
         self._forecast = forecast
-        self._inside: dict[int, Sequence] = {}
+        self._inside: dict[int, Resident] = {}
         self._promised = 0  # pages that they are still expected to take
         self._watermark = max(1, int(cache.num_pages * WATERMARK))
         self._num_grown = 0
@@ -63,14 +81,14 @@ class Growth:
         if not self._inside:
             return True
         expected = self._cache.pages_for(self._forecast.length(seq))
-        if expected - len(seq.pages) <= self.available:
+        if expected - len(seq.kv.pages) <= self.available:
             return True
-        if seq.surely_full:
+        if seq.output.surely_full:
             return False  # its kind does not count on others to end before
         begins_with = self._cache.pages_for(len(seq.tokens))
-        taken = begins_with - len(seq.pages)
+        taken = begins_with - len(seq.kv.pages)
         inside = self._inside.values()
-        rows = [(_more(other), len(other.pages) - other.num_found) for other in inside]
+        rows = [(other.more, len(other.seq.kv.pages) - other.found) for other in inside]
         rows.append((max(0, expected - begins_with), taken))
         rows.sort()
         room, num_left = self._cache.num_available - self._watermark - taken, len(rows)
@@ -82,30 +100,36 @@ class Growth:
             room += own
         return True
 
-    def enter(self, seq: Sequence) -> None:
-        """``seq`` has pages from now on."""
-        self._inside[seq.id] = seq
-        seq.expected_pages = self._cache.pages_for(self._forecast.length(seq))
-        self._promised += _more(seq)
+    def enter(self, seq: Sequence, found: int) -> None:
+        """``seq`` has pages from now on, ``found`` of them from the cache."""
+        self._inside[seq.id] = Resident(seq, found)
+        self.expect(seq)
+
+    def expect(self, seq: Sequence) -> None:
+        """The pages of ``seq`` have changed otherwise than by growth: expect its end anew."""
+        resident = self._inside[seq.id]
+        resident.expected = self._cache.pages_for(self._forecast.length(seq))
+        self._promise(resident)
 
     def grew(self, seq: Sequence) -> int:
         """``seq`` has taken one page more; returns how many more than before it is to take."""
         self._num_grown += 1
-        before = seq.expected_pages
-        self._promised -= max(0, before - len(seq.pages) + 1)
-        if not self._forecast.grew(seq) and len(seq.pages) <= before:
-            self._promised += _more(seq)
-            return 0  # it is as long as expected, as far as can be said
-        expected = self._cache.pages_for(self._forecast.length(seq))
-        seq.expected_pages = max(expected, len(seq.pages))
-        self._promised += _more(seq)
-        return seq.expected_pages - before
+        resident, num_pages = self._inside[seq.id], len(seq.kv.pages)
+        before = resident.expected
+        if self._forecast.grew(seq) or num_pages > before:
+            resident.expected = max(self._cache.pages_for(self._forecast.length(seq)), num_pages)
+        self._promise(resident)
+        return resident.expected - before
+
+    def resident(self, seq: Sequence) -> Resident:
+        """Of a sequence with pages."""
+        return self._inside[seq.id]
 
     def leave(self, seq: Sequence) -> None:
         """``seq`` gives its pages up."""
-        del self._inside[seq.id]
-        self._promised -= _more(seq)
+        self._promised -= self._inside.pop(seq.id).more
 
-
-def _more(seq: Sequence) -> int:
-    return max(0, seq.expected_pages - len(seq.pages))
+    def _promise(self, resident: Resident) -> None:
+        more = max(0, resident.expected - len(resident.seq.kv.pages))
+        self._promised += more - resident.more
+        resident.more = more

@@ -117,7 +117,7 @@ class EvenPace:
 
     def _work(self, seq: Sequence, prompt: int) -> _Work:
         length = self._forecast.length(seq)
-        return _Work(prompt, length - len(seq.tokens), length, seq.surely_full)
+        return _Work(prompt, length - len(seq.tokens), length, seq.output.surely_full)
 
 
 class _Work(NamedTuple):

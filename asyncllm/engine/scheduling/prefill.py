@@ -93,7 +93,7 @@ class PrefillPlanner:
         prefilling = self._batch.prefilling.values()
         candidates = [self._admission.head(self._batch.num_free), *prefilling]
         first = min((seq for seq in candidates if seq is not None), key=self._turn, default=None)
-        if first is None or self._policy.short_rank(first, first.num_left) is None:
+        if first is None or self._policy.short_rank(first.service, first.service.num_left) is None:
             return
         share = room.split(SHORT_SHARE)
         self._fill(step, share, now, self._short_turn, self._admission.head_short, until=first)
@@ -137,20 +137,22 @@ class PrefillPlanner:
     def _turn(self, seq: Sequence) -> tuple[float, float, float]:
         """The order in which prompts get chunks: least served account first, then by rank."""
         self._measure(seq)
-        rank = self._policy.rank(seq, seq.num_left)
-        return self._admission.queue.served(seq), seq.turn, rank
+        rank = self._policy.rank(seq.service, seq.service.num_left)
+        return self._admission.queue.served(seq), seq.place.turn, rank
 
     def _short_turn(self, seq: Sequence) -> tuple[float, float]:
         """The order in the share for short prompts."""
         self._measure(seq)
-        rank = self._policy.short_rank(seq, seq.num_left)
+        rank = self._policy.short_rank(seq.service, seq.service.num_left)
         return self._admission.queue.served(seq), math.inf if rank is None else rank
 
     def _measure(self, seq: Sequence) -> None:
         """Note what is left to be prefilled of a sequence that has begun."""
         if seq.slot >= 0:
-            start, seq.num_left = self._batch.remaining(seq)
-            seq.prefill_seconds = self._forecast.prefill_seconds(seq.num_left, start)
+            start, seq.service.num_left = self._batch.remaining(seq)
+            seq.service.prefill_seconds = self._forecast.prefill_seconds(
+                seq.service.num_left, start
+            )
 
     def _admit(
         self, seq: Sequence, step: Step, room: PrefillRoom, now: float, *, short: bool
@@ -162,9 +164,9 @@ class PrefillPlanner:
                 seq.timeline.note(now, step.number, "loading", self._copies.pages_for(seq))
             elif seq not in self._admission.queue and not self._copies.is_for(seq):
                 seq.timeline.note(now, step.number, "shares")
-                step.looked(seq.known.depth if seq.known is not None else 0)
+                step.looked(seq.kv.known.depth if seq.kv.known is not None else 0)
             return entry is Entry.WAITS
-        cached = self._cache.num_shared(seq) * self._limits.page_size
+        cached = seq.kv.num_shared * self._limits.page_size
         seq.state = SeqState.RUNNING
         if seq.num_cached < 0:
             seq.num_cached = cached
@@ -186,7 +188,7 @@ class PrefillPlanner:
         q_len = self._unpadded(step, fitting) if is_last else fitting
         room.take(start, q_len)
         end, whole = self._batch.add_chunk(seq, q_len, step.number)
-        self._cache.begin(seq, end)
+        self._cache.begin(seq.kv, end)
         step.add_chunk(Chunk(seq, end, whole), start)
         seq.timeline.note(now, step.number, "chunk", start, q_len)
         return q_len == fitting
@@ -203,9 +205,9 @@ class PrefillPlanner:
 
 def _first(seq: Sequence, other: Sequence, turn: Callable[[Sequence], tuple[float, ...]]) -> bool:
     """Whether ``seq`` goes before ``other``: by their deadlines, if both have one."""
-    timely = seq.deadline < FOREVER and other.deadline < FOREVER
-    if timely and seq.account == other.account and seq.turn == other.turn:
-        return seq.deadline < other.deadline
+    timely = seq.service.deadline < FOREVER and other.service.deadline < FOREVER
+    if timely and seq.place.account == other.place.account and seq.place.turn == other.place.turn:
+        return seq.service.deadline < other.service.deadline
     return turn(seq) < turn(other)
 
 
@@ -213,9 +215,9 @@ def _by_deadline(seqs: list[Sequence]) -> None:
     """Let those with a deadline change places in their account, the earliest deadline first."""
     places: dict[tuple[str | None, Turn], list[int]] = {}
     for index, seq in enumerate(seqs):
-        if seq.deadline < FOREVER:
-            places.setdefault((seq.account, seq.turn), []).append(index)
+        if seq.service.deadline < FOREVER:
+            places.setdefault((seq.place.account, seq.place.turn), []).append(index)
     for indices in places.values():
-        timely = sorted((seqs[index] for index in indices), key=lambda seq: seq.deadline)
+        timely = sorted((seqs[index] for index in indices), key=lambda seq: seq.service.deadline)
         for index, seq in zip(indices, timely, strict=True):
             seqs[index] = seq

@@ -15,7 +15,7 @@ from typing import Self
 
 from asyncllm.config import EngineLimits
 from asyncllm.engine.cache.manager import KVCacheManager
-from asyncllm.engine.policy import Policy, PolicyGuard, Ranked
+from asyncllm.engine.policy import Policy, PolicyGuard
 from asyncllm.engine.scheduling.admission import Admission
 from asyncllm.engine.scheduling.batch import LeakCheck, RunningBatch
 from asyncllm.engine.scheduling.copies import PageCopies
@@ -125,8 +125,8 @@ class Scheduler:
             return
         self._admission.advance_clock(now)
         seq.timeline.note(now, self._landed, "finished", len(seq.tokens))
-        if len(seq.tokens) > seq.num_prompt and not seq.failed:
-            self._forecast.saw_output(seq, len(seq.tokens) - seq.num_prompt)
+        if len(seq.tokens) > seq.num_prompt and not seq.kv.corrupt:
+            self._forecast.saw_output(seq, seq.num_output)
         if seq.state is SeqState.RUNNING:
             self._pin(seq, now)
             self._leave(seq)
@@ -134,10 +134,10 @@ class Scheduler:
             self._num_preempted -= 1  # and settling
         else:
             self._admission.drop(seq)
-        seq.state = SeqState.FINISHED
+        seq.state, seq.wanted = SeqState.FINISHED, False
 
-    def policy_failures(self) -> list[tuple[Ranked, Exception]]:
-        """Sequences that the policy raised for since the last call; the caller ends them.
+    def policy_failures(self) -> dict[int, Exception]:
+        """The ids of those that the policy raised for since the last call; the caller ends them.
 
         Until then they are last in the queue.
         """
@@ -204,7 +204,7 @@ class Scheduler:
     def _loss(self, seq: Sequence) -> tuple[int, int, int]:
         """Order of preemption: least urgent first, then least work to repeat, then youngest."""
         _, computed_here, _ = self._batch.work(seq)
-        return (-seq.priority, computed_here, -seq.id)
+        return (-seq.service.priority, computed_here, -seq.id)
 
     def _preempt(self, seq: Sequence, step: Step, now: float) -> None:
         """Send a sequence back to the queue with its tokens; its full pages stay cached."""
@@ -254,27 +254,27 @@ class Scheduler:
     ) -> list[Emitted]:
         """``unmet``: rows whose constraints allowed no token; their KV is valid."""
         emitted = []
-        decodes, finished = step.decodes, SeqState.FINISHED
+        decodes = step.decodes
         for first in range(0, step.decode_steps * len(decodes), len(decodes) or 1):
             for row, seq in enumerate(decodes, first):
                 if tokens[row] == BAD_TOKEN:  # also of sequences that have ended
-                    seq.failed |= row not in unmet
-                if seq.state is not finished and not seq.suspect:
+                    seq.kv.corrupt |= row not in unmet
+                if seq.wanted:
                     emitted.append(self._take_token(seq, row, tokens[row], now))
         for row, chunk in enumerate(step.chunks, len(step.decodes)):
             seq, token = chunk.seq, tokens[row]
-            seq.failed |= token == BAD_TOKEN and row not in unmet
-            if not seq.failed:
-                self.cache.land(seq, chunk.end)
-            if seq.reading and not seq.suspect:
-                seq.num_read = chunk.end
+            seq.kv.corrupt |= token == BAD_TOKEN and row not in unmet
+            if not seq.kv.corrupt:
+                self.cache.land(seq.kv, chunk.end)
+            if seq.wanted and seq.reads.pending:
+                seq.reads.done = chunk.end
             if chunk.samples and seq.wanted:
                 emitted.append(self._take_first_token(seq, row, token, now))
         return emitted
 
     def _take_first_token(self, seq: Sequence, row: int, token: int, now: float) -> Emitted:
         """The token after the prompt, unless the sequence was to generate none."""
-        if len(seq.tokens) < seq.max_length or token == BAD_TOKEN:
+        if len(seq.tokens) < seq.output.max_length or token == BAD_TOKEN:
             return self._take_token(seq, row, token, now)
         self.finish(seq, now)
         return Emitted(seq, row, NO_TOKEN, FinishReason.LENGTH)
@@ -283,12 +283,12 @@ class Scheduler:
         if token == BAD_TOKEN:
             self.finish(seq, now)
             return Emitted(seq, row, token, None)
-        tokens = seq.tokens
+        tokens, output = seq.tokens, seq.output
         tokens.append(token)
         finish = None
-        if token in seq.stop_ids and len(tokens) > seq.min_length:
+        if token in output.stop_ids and len(tokens) > output.min_length:
             finish = FinishReason.STOP
-        elif len(tokens) >= seq.max_length:
+        elif len(tokens) >= output.max_length:
             finish = FinishReason.LENGTH
         if finish is not None:
             self.finish(seq, now)
@@ -302,32 +302,33 @@ class Scheduler:
         rows = {seq.id: seq for seq in (*step.decodes, *(chunk.seq for chunk in step.chunks))}
         alive = [seq for seq in rows.values() if seq.wanted]
         for seq in rows.values():
-            seq.failed = True
+            seq.kv.corrupt = True
         causes = alive
         if len(rows) > 1 and alive:
             computed = self._batch.computed
             suspects = [(seq, int(computed[seq.slot])) for seq in alive]
             causes = self._trials.suspect(suspects, step.admitted)
             for seq in alive:
-                seq.suspect = True
+                seq.wanted = False
         for seq in causes:
             self.finish(seq, now)
         return causes
 
     def _pin(self, seq: Sequence, now: float) -> None:
         """Pin the pages of a sequence that ends for as long as it asked."""
-        if not seq.cache_ttl or seq.failed:
+        if not (ttl := seq.kv.ttl) or seq.kv.corrupt:
             return
-        if pages := self.cache.pin(seq, self._batch.landed(seq), seq.tenant, now + seq.cache_ttl):
-            seq.timeline.note(now, self._landed, "pinned", pages, round(1e3 * seq.cache_ttl))
+        landed, tenant = self._batch.landed(seq), seq.service.tenant
+        if pages := self.cache.pin(seq.kv, landed, tenant, now + ttl):
+            seq.timeline.note(now, self._landed, "pinned", pages, round(1e3 * ttl))
 
     def _leave(self, seq: Sequence) -> None:
         """Leave the batch; slot and pages follow when no step in flight has a row of it."""
         del self.running[seq.id]
         self._batch.stop(seq)
         self._admission.left(seq)
-        if not seq.failed:
-            self.cache.commit(seq, self._batch.landed(seq))
+        if not seq.kv.corrupt:
+            self.cache.commit(seq.kv, self._batch.landed(seq))
         last = int(self._batch.last_step[seq.slot])
         if last > self._landed:
             self._settling.setdefault(last, []).append(seq)
@@ -335,14 +336,15 @@ class Scheduler:
             self._settle(seq)
 
     def _settle(self, seq: Sequence) -> None:
+        waits = seq.state is SeqState.WAITING
         computed, new_tokens, generated = self._batch.work(seq)
         self._admission.settle(seq, new_tokens + (OUTPUT_COST - 1) * generated)
-        if seq.failed:
-            self.cache.discard(seq)
+        if seq.kv.corrupt:
+            self.cache.discard(seq.kv)
         else:
-            self.cache.release(seq, computed, cold=seq.short_lived)
+            self.cache.release(seq.kv, computed, cold=seq.kv.ttl == 0 and not waits)
         self._batch.vacate(seq)
-        if seq.state is SeqState.WAITING:
+        if waits:
             self._num_preempted -= 1
-            seq.failed = seq.suspect = False
+            seq.kv.corrupt, seq.wanted = False, True
             self._admission.push(seq)

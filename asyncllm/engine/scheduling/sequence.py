@@ -1,4 +1,7 @@
-"""Sequence: one prompt and what has been generated for it, as the scheduler sees it."""
+"""Sequence: one prompt and what has been generated for it, as the scheduler sees it.
+
+Each part of a sequence has one owner, which changes it; all others only read it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import enum
 from array import array
 from collections.abc import Sequence as Seq
 
-from asyncllm.engine.cache.node import Node
+from asyncllm.engine.cache.pages import BlockTable
 from asyncllm.engine.pooling import PooledParams
 from asyncllm.engine.scheduling.timeline import Timeline
 from asyncllm.engine.token_constraints import PreparedParams
@@ -42,78 +45,167 @@ class Turn(enum.IntEnum):
     LATE = 2
 
 
+class Service:
+    """Its class of service, and the prompt that is left: what a policy sees (``policy.Ranked``).
+
+    Attributes:
+        arrival, deadline: seconds of the scheduler's clock.
+        num_left, prefill_seconds: tokens still to be prefilled when it was last looked at, and the
+            time that takes; what is cached is not counted.
+    """
+
+    __slots__ = (
+        "arrival",
+        "deadline",
+        "id",
+        "max_length",
+        "num_left",
+        "num_prompt",
+        "prefill_seconds",
+        "priority",
+        "tenant",
+    )
+
+    def __init__(
+        self, id: int, num_prompt: int, max_length: int, arrival: float, params: SchedulingParams
+    ):
+        self.id = id
+        self.num_prompt = self.num_left = num_prompt
+        self.max_length = max_length
+        self.arrival = arrival
+        timeout = params.deadline_ms
+        self.deadline = FOREVER if timeout is None else arrival + timeout / 1000
+        self.priority = params.priority
+        self.tenant = params.tenant
+        self.prefill_seconds = num_prompt / FIRST_RATE
+
+
+class QueuePlace:
+    """Its place in the waiting queue, which alone changes it.
+
+    Attributes:
+        turn: its class; set when it joins.
+        account: the account that pays for it; None until the queue has asked the policy.
+        charged: the cost charged to the account for it so far.
+    """
+
+    __slots__ = ("account", "charged", "turn")
+
+    def __init__(self) -> None:
+        self.turn = Turn.NEW
+        self.account: str | None = None
+        self.charged = 0.0
+
+
+class Output:
+    """What it may generate, and what ends that.
+
+    Attributes:
+        params: how the device samples.
+        compiled: its grammar, which the executor looks up by its key while the sequence lives.
+        max_length: the sequence ends when it has this many tokens.
+        min_length: stop tokens count beyond this many.
+        surely_full: only its length can end it.
+        bin: where its output is among the bins of ``OutputLengths``.
+    """
+
+    __slots__ = ("bin", "compiled", "max_length", "min_length", "params", "stop_ids", "surely_full")
+
+    def __init__(
+        self,
+        num_prompt: int,
+        params: SamplingParams,
+        *,
+        max_length: int,
+        eos_ids: tuple[int, ...],
+        seed: int,
+    ):
+        constraints = params.constraints if isinstance(params, PreparedParams) else None
+        self.compiled = params.compiled if isinstance(params, PreparedParams) else None
+        # A grammar has an end, which may come before its time: the sampler sees to that.
+        ends = constraints is not None and bool(constraints.grammar)
+        self.max_length = max_length
+        self.min_length = num_prompt + (0 if ends else params.min_tokens)
+        self.stop_ids = frozenset(params.stop_token_ids) | (
+            frozenset(eos_ids) if ends or not params.ignore_eos else frozenset()
+        )
+        self.surely_full = (not self.stop_ids and not params.stop) or params.max_tokens == 0
+        self.bin = 0
+        self.params = RowParams(
+            **{name: getattr(params, name) for name in LogitParams.__struct_fields__},
+            seed=seed,
+            logprobs=-1 if params.logprobs is None else params.logprobs,
+            min_length=num_prompt + params.min_tokens,
+            stop_ids=tuple(sorted(self.stop_ids)),
+            constraints=constraints,
+        )
+
+
+class PromptReads:
+    """What is wanted of the positions of its prompt, beside their KV.
+
+    Attributes:
+        logprobs: alternatives wanted with each prompt token's logprob; -1: no logprobs.
+        pool_from: the first position whose hidden state is wanted; -1: none.
+        done: positions whose logprobs or hidden states have been read.
+    """
+
+    __slots__ = ("_num_prompt", "done", "logprobs", "pool_from")
+
+    def __init__(self, num_prompt: int, params: SamplingParams):
+        self._num_prompt = num_prompt
+        self.logprobs = -1 if params.prompt_logprobs is None else params.prompt_logprobs
+        self.pool_from = -1
+        if isinstance(params, PooledParams):
+            self.pool_from = params.first_wanted(num_prompt)
+        self.done = 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether something is still wanted of each position, cached or not.
+
+        That is, logprobs or the sum of all hidden states.
+        """
+        wanted = self.logprobs >= 0 or self.pool_from == 0
+        return wanted and self.done < self._num_prompt
+
+
 class Sequence:
-    """Everything the scheduler knows of a request; owned by the scheduler, on the loop.
+    """A request as the scheduler sees it, on the loop.
 
     How far it is computed is kept by slot, in ``RunningBatch``.
 
     Attributes:
         tokens: prompt and output so far; int32, only grows.
-        max_length: the sequence ends when it has this many tokens.
-        surely_full: only its length can end it.
-        arrival, deadline: seconds of the scheduler's clock.
-        cache_ttl: ``SchedulingParams.cache_ttl_s``.
+        wanted: its results in flight are wanted: it has not ended, and is not suspected of making
+            steps fail.
         slot: its place on the device; -1 for none. In any state, it keeps slot and pages until no
             step in flight has a row of it.
-        pages, node, known, first_own, salt: the cache's (``cache.manager.PageHolder``).
-        turn: its class in the queue; set when it joins.
-        num_left, prefill_seconds: tokens still to be prefilled when it was last looked at, and the
-            time that takes; what is cached is not counted.
-        num_cached: prompt tokens found in the cache when it was first admitted.
-        prompt_logprobs: alternatives wanted with each prompt token's logprob; -1: no logprobs.
-        pool_from: the first position whose hidden state is wanted; -1: none.
-        num_read: prompt positions whose logprobs or hidden states have been read.
-        num_found: pages that it found in the cache when it was last admitted.
-        expected_pages: how many pages it is expected to have at its end.
-        output_bin: where its output is among the bins of ``OutputLengths``.
-        account: the account that pays for it; None until the queue has asked the policy.
-        compiled: its grammar, which the executor looks up by its key while the sequence lives.
-        charged: the cost charged to its account for it (``engine/scheduling/waiting/``).
-        failed: some of its KV is not to be trusted.
+        num_cached: prompt tokens found in the cache when it was first admitted; -1 before.
         num_failures: how many failed steps it was in.
-        suspect: a step with it failed, and its slot is not free yet; its results in flight are
-            ignored.
+        kv: its pages.
+        output: what it may generate.
+        reads: what is wanted of its prompt.
+        service: when it is to be served.
+        place: where it is in the queue.
         timeline: what happened to it, and when.
     """
 
     __slots__ = (
-        "account",
-        "arrival",
-        "cache_ttl",
-        "charged",
-        "compiled",
-        "deadline",
-        "expected_pages",
-        "failed",
-        "first_own",
         "id",
-        "known",
-        "max_length",
-        "min_length",
-        "node",
+        "kv",
         "num_cached",
         "num_failures",
-        "num_found",
-        "num_left",
         "num_prompt",
-        "num_read",
-        "output_bin",
-        "pages",
-        "pool_from",
-        "prefill_seconds",
-        "priority",
-        "prompt_logprobs",
-        "row_params",
-        "salt",
+        "output",
+        "place",
+        "reads",
+        "service",
         "slot",
         "state",
-        "stop_ids",
-        "surely_full",
-        "suspect",
-        "tenant",
         "timeline",
         "tokens",
-        "turn",
+        "wanted",
     )
 
     def __init__(
@@ -130,72 +222,20 @@ class Sequence:
     ):
         self.id = id
         self.tokens = array("i", prompt)
-        self.num_prompt = len(prompt)
-        self.max_length = max_length
-        constraints = params.constraints if isinstance(params, PreparedParams) else None
-        self.compiled = params.compiled if isinstance(params, PreparedParams) else None
-        # A grammar has an end, which may come before its time: the sampler sees to that.
-        ends = constraints is not None and bool(constraints.grammar)
-        self.min_length = len(prompt) + (0 if ends else params.min_tokens)
-        self.stop_ids = frozenset(params.stop_token_ids) | (
-            frozenset(eos_ids) if ends or not params.ignore_eos else frozenset()
-        )
-        self.surely_full = (not self.stop_ids and not params.stop) or params.max_tokens == 0
-        self.row_params = RowParams(
-            **{name: getattr(params, name) for name in LogitParams.__struct_fields__},
-            seed=seed,
-            logprobs=-1 if params.logprobs is None else params.logprobs,
-            min_length=len(prompt) + params.min_tokens,
-            stop_ids=tuple(sorted(self.stop_ids)),
-            constraints=constraints,
-        )
-        self.priority = scheduling.priority
-        self.tenant = scheduling.tenant
-        self.arrival = arrival
-        timeout = scheduling.deadline_ms
-        self.deadline = FOREVER if timeout is None else arrival + timeout / 1000
-        self.cache_ttl = scheduling.cache_ttl_s
+        self.num_prompt = num_prompt = len(prompt)
         self.state = SeqState.WAITING
+        self.wanted = True
         self.slot = -1
-        self.pages: list[int] = []
-        self.node: Node | None = None
-        self.known: Node | None = None
-        self.first_own: Node | None = None
-        self.salt = scheduling.salt
-        self.turn = Turn.NEW
-        self.num_left = len(prompt)
-        self.prefill_seconds = len(prompt) / FIRST_RATE
         self.num_cached = -1
-        self.prompt_logprobs = -1 if params.prompt_logprobs is None else params.prompt_logprobs
-        self.pool_from = -1
-        if isinstance(params, PooledParams):
-            self.pool_from = params.first_wanted(len(prompt))
-        self.num_read = 0
-        self.num_found = 0
-        self.expected_pages = 0
-        self.output_bin = 0
-        self.account: str | None = None
-        self.charged = 0.0
-        self.failed = False
         self.num_failures = 0
-        self.suspect = False
+        self.kv = BlockTable(self.tokens, scheduling.salt, scheduling.cache_ttl_s)
+        self.output = Output(num_prompt, params, max_length=max_length, eos_ids=eos_ids, seed=seed)
+        self.reads = PromptReads(num_prompt, params)
+        self.service = Service(id, num_prompt, max_length, arrival, scheduling)
+        self.place = QueuePlace()
         self.timeline = Timeline(arrival)
 
     @property
-    def short_lived(self) -> bool:
-        """Whether it gives its pages up for good and expects nobody to want them again."""
-        return self.cache_ttl == 0 and self.state is not SeqState.WAITING
-
-    @property
-    def wanted(self) -> bool:
-        """Whether its results in flight are still wanted, and trusted."""
-        return self.state is not SeqState.FINISHED and not self.suspect
-
-    @property
-    def reading(self) -> bool:
-        """Whether something is still wanted of each position of its prompt, cached or not.
-
-        That is, logprobs or the sum of all hidden states.
-        """
-        wanted = self.prompt_logprobs >= 0 or self.pool_from == 0
-        return wanted and self.num_read < self.num_prompt
+    def num_output(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - self.num_prompt

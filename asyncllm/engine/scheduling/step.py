@@ -65,18 +65,24 @@ class Step:
 
     def admit(self, seq: Sequence) -> None:
         """``seq`` has taken a slot."""
-        self.looked(len(seq.pages))
+        self.looked(len(seq.kv.pages))
         self.admitted.append(seq)
         tokens = seq.tokens.tobytes()
-        scored = seq.prompt_logprobs if seq.reading else -1
+        scored = seq.reads.logprobs if seq.reads.pending else -1
         # Hidden states that were read before a preemption are not read again.
-        pooled = seq.pool_from if seq.pool_from < 0 else max(seq.pool_from, seq.num_read)
-        self.admits.append(Admit(seq.slot, tokens, seq.num_prompt, seq.row_params, scored, pooled))
+        pooled = (
+            seq.reads.pool_from
+            if seq.reads.pool_from < 0
+            else max(seq.reads.pool_from, seq.reads.done)
+        )
+        self.admits.append(
+            Admit(seq.slot, tokens, seq.num_prompt, seq.output.params, scored, pooled)
+        )
         self.add_pages(seq, 0)
 
     def add_pages(self, seq: Sequence, first: int) -> None:
         """Tell the device the pages from index ``first`` on."""
-        pages = seq.pages[first:]
+        pages = seq.kv.pages[first:]
         slots, indices = repeat(seq.slot), range(first, first + len(pages))
         self.new_pages += chain.from_iterable(zip(slots, indices, pages, strict=False))
 
@@ -87,7 +93,7 @@ class Step:
 
     def add_chunk(self, chunk: Chunk, start: int) -> None:
         q_len = chunk.end - start
-        self.reads |= chunk.seq.reading
+        self.reads |= chunk.seq.reads.pending
         self.chunks.append(chunk)
         self.chunk_rows += (chunk.seq.slot, start, q_len)
         tokens, kv_tokens, attention = self.shape

@@ -64,20 +64,20 @@ class LiveRequest:
             seed=0,
             arrival=request.arrival,
         )
-        self.seq.surely_full = event.surely_full
-        self.seq.prompt_logprobs = 0 if event.scored else -1
-        self.seq.cache_ttl = event.cache_ttl
-        self.seq.priority = event.priority
-        self.seq.tenant = request.tenant
-        self.seq.deadline = FOREVER if event.deadline is None else event.deadline
-        self.seq.salt = str(salt).encode()
+        self.seq.output.surely_full = event.surely_full
+        self.seq.reads.logprobs = 0 if event.scored else -1
+        self.seq.kv.ttl = event.cache_ttl
+        self.seq.service.priority = event.priority
+        self.seq.service.tenant = request.tenant
+        self.seq.service.deadline = FOREVER if event.deadline is None else event.deadline
+        self.seq.kv.salt = str(salt).encode()
         self.record = Record(
-            event.id, request.group, request.arrival, self.seq.deadline, self.seq.num_prompt
+            event.id, request.group, request.arrival, self.seq.service.deadline, self.seq.num_prompt
         )
 
     @property
     def num_output(self) -> int:
-        return len(self.seq.tokens) - self.seq.num_prompt
+        return self.seq.num_output
 
     @property
     def last_token(self) -> float:
@@ -98,8 +98,8 @@ class LiveRequest:
 
     def stop_next(self, after: int = 0) -> None:
         """Make the next token a stop token, or the one after ``after`` more."""
-        self.seq.stop_ids = frozenset((self.next_token(after),))
-        self.seq.min_length = len(self.seq.tokens) + after
+        self.seq.output.stop_ids = frozenset((self.next_token(after),))
+        self.seq.output.min_length = len(self.seq.tokens) + after
 
     def _prompt(self, length: int) -> array[int]:
         size = self._page_size

@@ -246,18 +246,18 @@ def check_books(sched: Scheduler, sequences: Iterable[Sequence]) -> None:
     Args:
         sequences: all that may hold pages: live ones, and ended ones with rows in flight.
     """
-    cache, holders = sched.cache, {seq.id: seq for seq in sequences if seq.node is not None}
+    cache, holders = sched.cache, {seq.id: seq for seq in sequences if seq.kv.node is not None}
     nodes = {id(node): node for node in tree_nodes(cache)}
     for seq in holders.values():
-        for node in path(seq.node):
+        for node in path(seq.kv.node):
             nodes.setdefault(id(node), node)  # unlinked ones, too
-    locks = Counter(id(node) for seq in holders.values() for node in path(seq.node))
+    locks = Counter(id(node) for seq in holders.values() for node in path(seq.kv.node))
     in_tree = [node.page for node in nodes.values() if node.page != NO_PAGE]
     private = [
         page
         for seq in holders.values()
-        for page in seq.pages
-        if page not in {node.page for node in path(seq.node)}
+        for page in seq.kv.pages
+        if page not in {node.page for node in path(seq.kv.node)}
     ]
     free = cache._pages._free
     everywhere = Counter([*in_tree, *private, *free])

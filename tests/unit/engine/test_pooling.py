@@ -50,8 +50,8 @@ def test_who_reads_what() -> None:
     for pooling, first in (("last", 4), ("mean", 0)):
         seq = sequence(1, 5, 0, PooledParams(pooling=pooling))  # type: ignore[arg-type]
         assert isinstance(reader_of(seq), PooledHidden)
-        assert (seq.pool_from, seq.reading) == (first, pooling == "mean")
-        assert seq.surely_full
+        assert (seq.reads.pool_from, seq.reads.pending) == (first, pooling == "mean")
+        assert seq.output.surely_full
 
 
 def test_a_delta_keeps_it() -> None:
@@ -95,7 +95,7 @@ def test_a_prompt_that_comes_back_goes_on_where_it_was(pooling: Pooling) -> None
     assert planned is not None
     [admit] = planned.message.admits
     assert admit.pool_from == (8 if pooling == "mean" else 9)
-    assert (seq.num_cached, seq.num_read) == (0, 8 if pooling == "mean" else 0)
+    assert (seq.num_cached, seq.reads.done) == (0, 8 if pooling == "mean" else 0)
 
 
 def test_nothing_is_told_of_a_prompt_that_has_ended() -> None:

@@ -158,7 +158,11 @@ def test_times_and_limits_come_back_exactly(tmp_path: Path) -> None:
     assert trace.header.policy == "fair"
     arrival, finish, end = trace.events()
     assert isinstance(arrival, Arrival)
-    assert (arrival.now, arrival.arrival, arrival.deadline) == (1 / 3, 0.1 + 0.2, seq.deadline)
+    assert (arrival.now, arrival.arrival, arrival.deadline) == (
+        1 / 3,
+        0.1 + 0.2,
+        seq.service.deadline,
+    )
     assert (arrival.priority, arrival.cache_ttl) == (-7, 1 / 7)
     assert finish == Finish(2 / 3, 1)
     assert end == End("done")

@@ -87,7 +87,7 @@ def test_what_is_accepted_can_be_decoded(
             seed=0 if params.seed is None else params.seed,
             arrival=0.0,
         )
-        check_params(seq.row_params)
+        check_params(seq.output.params)
     except BadRequest:
         return
     seq.slot, step = 0, Step(0)
@@ -104,7 +104,7 @@ def test_a_number_reaches_the_executor_by_its_name(name: str) -> None:
     rest: dict[str, Any] = {"max_length": 10, "eos_ids": (), "seed": 0, "arrival": 0.0}
     seq = Sequence(1, [1, 2], params, SchedulingParams(), **rest)
     unchanged = RowParams(min_length=2)
-    assert seq.row_params == msgspec.structs.replace(unchanged, **{name: value})
+    assert seq.output.params == msgspec.structs.replace(unchanged, **{name: value})
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "start_ids", "end_ids", "closing_ids"])

@@ -274,7 +274,7 @@ def test_what_is_prepared_travels() -> None:
     sequence = Sequence(
         1, [5], again, SchedulingParams(), max_length=9, eos_ids=(EOS,), seed=8, arrival=0.0
     )
-    assert sequence.row_params.constraints is constraints
+    assert sequence.output.params.constraints is constraints
 
 
 def test_reasoning_alone_constrains_nothing() -> None:

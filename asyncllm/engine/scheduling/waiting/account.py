@@ -132,16 +132,16 @@ class Account:
 
     def push(self, seq: Sequence, rank: float, short: float | None) -> None:
         """``seq`` joins; ``short`` is its rank among those for the share of short prompts."""
-        number, work = seq.id, seq.num_left
-        entry = Entry((seq.turn, rank), number, work)
+        number, work = seq.id, seq.service.num_left
+        entry = Entry((seq.place.turn, rank), number, work)
         deadline = short_entry = None
-        if seq.turn is Turn.NEW and seq.deadline < FOREVER:
-            deadline = Entry((0, seq.deadline), number, work)
+        if seq.place.turn is Turn.NEW and seq.service.deadline < FOREVER:
+            deadline = Entry((0, seq.service.deadline), number, work)
             self._deadlines.add(deadline)
             self._places.add(entry)
         else:
             self._order.add(entry)
-        if seq.turn is Turn.NEW and short is not None:
+        if seq.place.turn is Turn.NEW and short is not None:
             short_entry = Entry((0, short), number, work)
             self._short.add(short_entry)
         self._waiting[seq.id] = _Waiting(seq, entry, deadline, short_entry)
@@ -181,9 +181,9 @@ class Account:
 
     def ahead_of(self, seq: Sequence, rank: float) -> tuple[int, int]:
         """Requests that are surely served before a newcomer with a deadline, and their tokens."""
-        place, first = Entry((seq.turn, rank), seq.id, 0), self._places.first()
+        place, first = Entry((seq.place.turn, rank), seq.id, 0), self._places.first()
         requests, tokens = self._order.before(place if first is None else min(place, first))
-        sooner, their_tokens = self._deadlines.before(Entry((0, seq.deadline), seq.id, 0))
+        sooner, their_tokens = self._deadlines.before(Entry((0, seq.service.deadline), seq.id, 0))
         return requests + sooner, tokens + their_tokens
 
     def num_before(self, seq: Sequence) -> int:

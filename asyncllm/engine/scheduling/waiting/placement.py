@@ -51,7 +51,7 @@ class Sharing:
             for seq in self._by_page.pop(page):
                 if seq.state is not SeqState.WAITING:
                     continue  # it has ended
-                more = self._cache.pending_below(seq, page)
+                more = self._cache.pending_below(seq.kv, page)
                 if more is not None:  # the next chunk is already being computed
                     self._by_page.setdefault(more, []).append(seq)
                 else:
@@ -92,16 +92,16 @@ class Placement:
 
         With ``load``, only those of the prefix, and start to load its host part.
         """
-        self._cache.hold(seq, match)
-        seq.num_found = len(seq.pages)
+        self._cache.hold(seq.kv, match)
+        found = len(seq.kv.pages)
         fits = self._growth.fits(seq)
         if fits and self._save_before(seq, match, load=load):
-            self._cache.postpone(seq, match)
+            self._cache.postpone(seq.kv, match)
             return False
         if fits and self._take(seq, match, load=load):
-            self._growth.enter(seq)
+            self._growth.enter(seq, found)
             return True
-        self._cache.release(seq, 0)
+        self._cache.release(seq.kv, 0)
         self._blocked[seq.id] = _Blocked(self._growth.available, self._growth.check_again)
         return False
 
@@ -112,12 +112,11 @@ class Placement:
             None if it has to wait for copies, False if there are not enough pages.
         """
         if load:
-            self._cache.hold(seq, match)
+            self._cache.hold(seq.kv, match)
         if self._save_before(seq, match, load=load):
             return None
-        self._growth.leave(seq)
         placed = self._take(seq, match, load=load)
-        self._growth.enter(seq)
+        self._growth.expect(seq)
         return placed
 
     def is_blocked(self, seq: Sequence) -> bool:
@@ -142,7 +141,7 @@ class Placement:
 
     def _save_before(self, seq: Sequence, match: Match, *, load: bool) -> bool:
         """Whether ``seq`` waits until what its next pages replace is saved."""
-        missing = self._cache.pages_for(len(seq.tokens)) - len(seq.pages)
+        missing = self._cache.pages_for(len(seq.tokens)) - len(seq.kv.pages)
         if load:
             missing = len(self._copies.next_part(match).host)
         if self._trials.active or not self._copies.save_before(missing):
@@ -154,4 +153,4 @@ class Placement:
         """The pages for the rest of its tokens; with ``load``, only to load the next part."""
         if load:
             return self._copies.load(seq, self._copies.next_part(match))
-        return self._cache.extend(seq, len(seq.tokens))
+        return self._cache.extend(seq.kv, len(seq.tokens))

@@ -56,7 +56,7 @@ class WaitingQueue:
         return chain.from_iterable(self._accounts.values())
 
     def __contains__(self, seq: Sequence) -> bool:
-        account = self._accounts.get(seq.account or "")
+        account = self._accounts.get(seq.place.account or "")
         return account is not None and seq in account
 
     def push(self, seq: Sequence) -> None:
@@ -87,7 +87,7 @@ class WaitingQueue:
 
     def ahead_of(self, seq: Sequence) -> tuple[int, int]:
         """Requests of its account surely before a newcomer with a deadline, and their tokens."""
-        rank = self._policy.rank(seq, seq.num_left)
+        rank = self._policy.rank(seq.service, seq.service.num_left)
         account = self._accounts.get(self._name_of(seq))
         return (0, 0) if account is None else account.ahead_of(seq, rank)
 
@@ -137,18 +137,18 @@ class WaitingQueue:
         self._level = min(level, most.served)
 
     def charge(self, seq: Sequence, cost: float) -> None:
-        """Charge the account of ``seq`` more, or less; ``seq.charged`` is the sum."""
+        """Charge the account of ``seq`` more, or less; ``seq.place.charged`` is the sum."""
         account = self._account_of(seq)
-        seq.charged += cost
+        seq.place.charged += cost
         account.served += cost
         if len(account):
             self._enter(account)
 
     def _place(self, account: Account, seq: Sequence) -> None:
-        rank = self._policy.rank(seq, seq.num_left)
-        account.push(seq, rank, self._policy.short_rank(seq, seq.num_left))
-        self.num_left += seq.num_left
-        self.num_resumed += seq.turn is Turn.RESUMED
+        rank = self._policy.rank(seq.service, seq.service.num_left)
+        account.push(seq, rank, self._policy.short_rank(seq.service, seq.service.num_left))
+        self.num_left += seq.service.num_left
+        self.num_resumed += seq.place.turn is Turn.RESUMED
 
     def _displace(self, account: Account, seq: Sequence, *, served: bool = False) -> None:
         entry = account.remove(seq, served=served)
@@ -162,18 +162,18 @@ class WaitingQueue:
     def _count(self, seq: Sequence, change: int) -> None:
         tokens = change * len(seq.tokens)
         self._num_waiting += change
-        self.num_timely += change * (seq.deadline < FOREVER)
+        self.num_timely += change * (seq.service.deadline < FOREVER)
         self.num_tokens += tokens
-        requests, before = self.waiting_for(seq.tenant)
-        self._by_tenant[seq.tenant] = requests + change, before + tokens
+        requests, before = self.waiting_for(seq.service.tenant)
+        self._by_tenant[seq.service.tenant] = requests + change, before + tokens
         if requests + change == 0:
-            del self._by_tenant[seq.tenant]
+            del self._by_tenant[seq.service.tenant]
 
     def _name_of(self, seq: Sequence) -> str:
         """The policy is asked once: a request must leave the account that it entered."""
-        if seq.account is None:
-            seq.account = self._policy.account(seq)
-        return seq.account
+        if seq.place.account is None:
+            seq.place.account = self._policy.account(seq.service)
+        return seq.place.account
 
     def _account_of(self, seq: Sequence) -> Account:
         name = self._name_of(seq)

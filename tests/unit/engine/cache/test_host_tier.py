@@ -25,21 +25,21 @@ class Outcome(NamedTuple):
 def begin(cache: KVCacheManager, id: int, tokens: list[int]) -> tuple[Sequence, int, int]:
     """A sequence with pages for all its tokens; how many it found on the device and the host."""
     seq = sequence(id, tokens)
-    match = cache.match(seq)
-    cache.hold(seq, match)
+    match = cache.match(seq.kv)
+    cache.hold(seq.kv, match)
     if match.host:
-        copies = cache.load(seq, match)
+        copies = cache.load(seq.kv, match)
         assert copies is not None
         cache.loaded(copies)
-    assert cache.extend(seq, len(tokens))
-    cache.begin(seq, len(tokens))
-    cache.land(seq, len(tokens))
+    assert cache.extend(seq.kv, len(tokens))
+    cache.begin(seq.kv, len(tokens))
+    cache.land(seq.kv, len(tokens))
     return seq, len(match.pages), len(match.host)
 
 
 def serve(cache: KVCacheManager, id: int, tokens: list[int]) -> tuple[int, int]:
     seq, device, host = begin(cache, id, tokens)
-    cache.release(seq, len(tokens))
+    cache.release(seq.kv, len(tokens))
     return device, host
 
 
@@ -72,7 +72,7 @@ def converse(num_pages: int, host_pages: int) -> Outcome:
                 cache.backed_up(flying.popleft())
         if len(inside) > 3:
             old = inside.popleft()
-            cache.release(old, len(old.tokens))
+            cache.release(old.kv, len(old.tokens))
         assert cache.num_host_used <= host_pages
     return Outcome(hits, saved, loaded, cache.num_dropped)
 
@@ -171,7 +171,7 @@ def test_a_full_tier_gives_up_what_was_used_least_recently() -> None:
 
 def parts(cache: KVCacheManager, tokens: list[int]) -> tuple[int, int]:
     """How many pages are on the device, and then on the host."""
-    match = cache.match(sequence(99, tokens))
+    match = cache.match(sequence(99, tokens).kv)
     return len(match.pages), len(match.host)
 
 

@@ -68,19 +68,21 @@ class ManagerMachine(RuleBasedStateMachine):
     def write(self, seq: Sequence, start: int, end: int) -> None:
         size, copies = self.cache.page_size, [*self.saves, *(copies for _, copies in self.loads)]
         moving = {page for batch in copies for page, _ in batch.pages}
-        others = {page for other in self.inside if other.seq is not seq for page in other.seq.pages}
+        others = {
+            page for other in self.inside if other.seq is not seq for page in other.seq.kv.pages
+        }
         for position in range(start, end):
-            page = seq.pages[position // size]
+            page = seq.kv.pages[position // size]
             assert page not in moving
             assert page not in others, "nobody else reads what is being written"
-            content = seq.salt, tuple(seq.tokens[: position + 1])
+            content = seq.kv.salt, tuple(seq.tokens[: position + 1])
             self.pages.setdefault(page, {})[position % size] = content
 
     def check(self, content: Content, seq: Sequence, index: int, tokens: int) -> None:
         """That many tokens of the page at ``index`` of the block table are the sequence's."""
         start = index * self.cache.page_size
         for offset in range(min(self.cache.page_size, tokens - start)):
-            assert content[offset] == (seq.salt, tuple(seq.tokens[: start + offset + 1]))
+            assert content[offset] == (seq.kv.salt, tuple(seq.tokens[: start + offset + 1]))
 
     # -- what a scheduler does -------------------------------------------------------------------
 
@@ -96,8 +98,8 @@ class ManagerMachine(RuleBasedStateMachine):
         """Who has looked before finds what anybody else finds."""
         seq = self.waiting[which % len(self.waiting)]
         other = sequence(0, list(seq.tokens))
-        other.salt = seq.salt
-        match, fresh = self.cache.match(seq), self.cache.match(other)
+        other.kv.salt = seq.kv.salt
+        match, fresh = self.cache.match(seq.kv), self.cache.match(other.kv)
         assert (match.pages, match.host, match.pending) == (fresh.pages, fresh.host, fresh.pending)
         assert match.num_known == fresh.num_known
 
@@ -105,7 +107,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 99), load=st.sampled_from([True, True, False]))
     def enter(self, which: int, load: bool) -> None:
         seq = self.waiting[which % len(self.waiting)]
-        match, cache = self.cache.match(seq), self.cache
+        match, cache = self.cache.match(seq.kv), self.cache
         found = len(match.pages) + len(match.host)
         assert found * cache.page_size < len(seq.tokens), "something is left to compute"
         known = [self.pages[page] for page in match.pages]
@@ -115,33 +117,33 @@ class ManagerMachine(RuleBasedStateMachine):
         if match.pending is not None:
             return
         for inside in self.inside:
-            own = inside.seq.pages
+            own = inside.seq.kv.pages
             flying = {own[i // cache.page_size] for i in range(inside.landed, inside.computed)}
             assert not flying & set(match.pages), "nobody finds what has not been written yet"
         self.waiting.remove(seq)
-        cache.hold(seq, match)
+        cache.hold(seq.kv, match)
         if load and match.host:
-            copies = cache.load(seq, match)
+            copies = cache.load(seq.kv, match)
             if copies is not None:
-                assert cache.num_shared(seq) == found == len(seq.pages)
+                assert seq.kv.num_shared == found == len(seq.kv.pages)
                 inside = Inside(seq, found * cache.page_size, loading=True)
                 self.loads.append((inside, copies))
                 self.inside.append(inside)
                 for page, _ in copies.pages:
                     self.pages[page] = {}
             else:
-                cache.release(seq, 0)
+                cache.release(seq.kv, 0)
             return
         shared, available = len(match.pages), cache.num_available
-        if cache.extend(seq, len(seq.tokens)):
-            assert cache.num_shared(seq) == shared
-            assert len(seq.pages) == cache.pages_for(len(seq.tokens))
+        if cache.extend(seq.kv, len(seq.tokens)):
+            assert seq.kv.num_shared == shared
+            assert len(seq.kv.pages) == cache.pages_for(len(seq.tokens))
             self.inside.append(Inside(seq, shared * cache.page_size, loading=False))
         else:
             enough = cache.pages_for(len(seq.tokens)) - shared <= available
             assert not enough or self.saves or self.loads, "only copies keep a cached page there"
-            cache.release(seq, 0)
-            assert (seq.pages, seq.node) == ([], None)
+            cache.release(seq.kv, 0)
+            assert (seq.kv.pages, seq.kv.node) == ([], None)
 
     @precondition(lambda self: self.inside)
     @rule(which=st.integers(0, 99), most=st.integers(1, 20))
@@ -152,7 +154,7 @@ class ManagerMachine(RuleBasedStateMachine):
         if inside.loading:
             return
         for index in range(self.cache.pages_for(start)):
-            self.check(self.pages[seq.pages[index]], seq, index, start)
+            self.check(self.pages[seq.kv.pages[index]], seq, index, start)
         if start == len(seq.tokens):
             if inside.flight or not self.grow(seq, start + 1):
                 return
@@ -160,20 +162,20 @@ class ManagerMachine(RuleBasedStateMachine):
             self.write(seq, start, start + 1)
             inside.computed = inside.landed = start + 1
             return
-        if not self.cache.extend(seq, len(seq.tokens)):
+        if not self.cache.extend(seq.kv, len(seq.tokens)):
             return
         end = min(start + most, len(seq.tokens))
         self.write(seq, start, end)
-        self.cache.begin(seq, end)
+        self.cache.begin(seq.kv, end)
         inside.computed = end
         inside.flight.append(end)
 
     def grow(self, seq: Sequence, length: int) -> bool:
-        if length <= len(seq.pages) * self.cache.page_size:
+        if length <= len(seq.kv.pages) * self.cache.page_size:
             return True
-        held, available = list(seq.pages), self.cache.num_available
-        page = self.cache.grow(seq)
-        assert seq.pages == (held if page is None else [*held, page])
+        held, available = list(seq.kv.pages), self.cache.num_available
+        page = self.cache.grow(seq.kv)
+        assert seq.kv.pages == (held if page is None else [*held, page])
         assert page is not None or available == 0 or self.saves or self.loads
         return page is not None
 
@@ -199,14 +201,14 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def land_one(self, inside: Inside) -> None:
         inside.landed = inside.flight.pop(0)
-        self.cache.land(inside.seq, inside.landed)
+        self.cache.land(inside.seq.kv, inside.landed)
 
     @precondition(lambda self: self.inside)
     @rule(which=st.integers(0, 99))
     def commit(self, which: int) -> None:
         inside = self.inside[which % len(self.inside)]
         if not inside.loading:
-            self.cache.commit(inside.seq, inside.landed)
+            self.cache.commit(inside.seq.kv, inside.landed)
 
     @precondition(lambda self: self.inside)
     @rule(which=st.integers(0, 99), how=st.sampled_from(HOW))
@@ -215,15 +217,15 @@ class ManagerMachine(RuleBasedStateMachine):
         seq = inside.seq
         if how == "pin" and not inside.loading:
             landed = 0 if inside.flight else inside.landed
-            num_pinned = self.cache.pin(seq, landed, "", self.time + which)
-            assert num_pinned <= self.cache.num_shared(seq)
+            num_pinned = self.cache.pin(seq.kv, landed, "", self.time + which)
+            assert num_pinned <= seq.kv.num_shared
         if how == "discard" and not inside.loading:
-            self.cache.discard(seq)  # from a step in flight on, nothing has landed
+            self.cache.discard(seq.kv)  # from a step in flight on, nothing has landed
         else:
             while inside.flight:
                 self.land_one(inside)
-            self.cache.release(seq, 0 if inside.loading else inside.landed, cold=how == "cold")
-        assert (seq.pages, seq.node, seq.first_own) == ([], None, None)
+            self.cache.release(seq.kv, 0 if inside.loading else inside.landed, cold=how == "cold")
+        assert (seq.kv.pages, seq.kv.node, seq.kv.first_own) == ([], None, None)
         if how == "again":
             self.waiting.append(seq)
 
@@ -270,7 +272,7 @@ class ManagerMachine(RuleBasedStateMachine):
         assert cache.num_available == cache.num_free + cache.num_cached
         assert cache.pins.num_pages <= 2 * int(0.4 * cache.num_pages)
         if not cache.prefix_caching:
-            assert cache.num_held == sum(len(inside.seq.pages) for inside in self.inside)
+            assert cache.num_held == sum(len(inside.seq.kv.pages) for inside in self.inside)
 
     def teardown(self) -> None:
         if not hasattr(self, "cache"):
@@ -284,11 +286,11 @@ class ManagerMachine(RuleBasedStateMachine):
         cache = self.cache
         assert cache.num_held == 0
         last = sequence(0, [999] * cache.num_pages * cache.page_size)
-        cache.hold(last, cache.match(last))
-        assert cache.extend(last, len(last.tokens)), "every page can be had"
+        cache.hold(last.kv, cache.match(last.kv))
+        assert cache.extend(last.kv, len(last.tokens)), "every page can be had"
         assert cache.num_free == cache.num_cached == cache.pins.num_pages == 0
         assert all(node.host >= 0 for node in tree_nodes(cache) if node.parent is not None)
-        cache.release(last, 0)
+        cache.release(last.kv, 0)
         assert cache.num_free == cache.num_pages
 
 
@@ -335,17 +337,17 @@ def test_the_same_at_random(seed: int) -> None:
 
 def run(cache: KVCacheManager, seq: Sequence, *, failed: bool = False) -> int:
     """One sequence from its admission to its end; how many pages it found."""
-    match = cache.match(seq)
+    match = cache.match(seq.kv)
     assert match.pending is None
-    cache.hold(seq, match)
-    found = len(seq.pages)
-    assert cache.extend(seq, len(seq.tokens))
-    cache.begin(seq, len(seq.tokens))
+    cache.hold(seq.kv, match)
+    found = len(seq.kv.pages)
+    assert cache.extend(seq.kv, len(seq.tokens))
+    cache.begin(seq.kv, len(seq.tokens))
     if failed:
-        cache.discard(seq)
+        cache.discard(seq.kv)
     else:
-        cache.land(seq, len(seq.tokens))
-        cache.release(seq, len(seq.tokens))
+        cache.land(seq.kv, len(seq.tokens))
+        cache.release(seq.kv, len(seq.tokens))
     return found
 
 
@@ -376,10 +378,10 @@ def test_what_cannot_be_given_whole_is_not_given_at_all() -> None:
     assert run(cache, sequence(1, [1, 1, 2, 2, 3])) == 0
     assert (cache.num_free, cache.num_cached) == (2, 2)
     seq = sequence(2, 9)
-    cache.hold(seq, cache.match(seq))
-    assert not cache.extend(seq, 9)
-    assert (cache.num_free, cache.num_cached, seq.pages) == (2, 2, [])
-    assert cache.extend(seq, 8)
+    cache.hold(seq.kv, cache.match(seq.kv))
+    assert not cache.extend(seq.kv, 9)
+    assert (cache.num_free, cache.num_cached, seq.kv.pages) == (2, 2, [])
+    assert cache.extend(seq.kv, 8)
     assert cache.num_evicted == 2
 
 
@@ -393,23 +395,23 @@ def test_a_preempted_sequence_finds_its_own_pages_again() -> None:
 def test_users_of_what_is_forgotten_keep_it_and_its_pages_go_with_the_last_of_them() -> None:
     cache = KVCacheManager(8, 1)
     first, second, third = (sequence(id, [1, 2, 3, 4][: id + 1]) for id in (1, 2, 3))
-    cache.hold(first, cache.match(first))
-    cache.extend(first, 2)
-    cache.begin(first, 2)
-    cache.land(first, 2)
-    cache.hold(second, cache.match(second))
-    cache.extend(second, 3)
-    cache.begin(second, 3)
-    pages = list(second.pages)
-    assert pages[0] == first.pages[0]
-    cache.discard(first)
+    cache.hold(first.kv, cache.match(first.kv))
+    cache.extend(first.kv, 2)
+    cache.begin(first.kv, 2)
+    cache.land(first.kv, 2)
+    cache.hold(second.kv, cache.match(second.kv))
+    cache.extend(second.kv, 3)
+    cache.begin(second.kv, 3)
+    pages = list(second.kv.pages)
+    assert pages[0] == first.kv.pages[0]
+    cache.discard(first.kv)
     assert cache.num_cached == 0
-    assert cache.match(third).pages == []
-    cache.land(second, 3)
-    assert second.pages == pages
-    assert cache.match(third).pages == [], "it lies beyond what is forgotten"
+    assert cache.match(third.kv).pages == []
+    cache.land(second.kv, 3)
+    assert second.kv.pages == pages
+    assert cache.match(third.kv).pages == [], "it lies beyond what is forgotten"
     assert cache.num_held == 3
-    cache.release(second, 3)
+    cache.release(second.kv, 3)
     assert cache.num_free == 8
 
 
@@ -420,7 +422,7 @@ def test_a_page_that_is_computed_again_keeps_its_copy_on_the_host() -> None:
     run(cache, sequence(2, [9, 9, 9, 9]))
     assert (cache.num_host_used, cache.num_free) == (3, 0)
     again = sequence(3, [1, 2, 3])
-    match = cache.match(again)
+    match = cache.match(again.kv)
     assert (len(match.pages), len(match.host)) == (0, 2)
     assert run(cache, again) == 0  # as if loading did not pay
     assert cache.num_host_used == 3
@@ -433,12 +435,12 @@ def test_a_load_that_nobody_waits_for_any_more_goes_on() -> None:
     cache.backed_up(cache.back_up(9))
     run(cache, sequence(2, [9, 9, 9]))
     again = sequence(3, [1, 2, 3])
-    copies = cache.load(again, cache.match(again))
+    copies = cache.load(again.kv, cache.match(again.kv))
     assert copies is not None
-    cache.release(again, 0)
+    cache.release(again.kv, 0)
     assert (cache.num_held, cache.num_cached) == (2, 1), "the copies write there"
     other = sequence(4, [1, 2, 3])
-    assert cache.match(other).pending is copies.nodes[-1]
+    assert cache.match(other.kv).pending is copies.nodes[-1]
     cache.loaded(copies)
     assert (cache.num_held, cache.num_cached) == (0, 3)
     assert run(cache, other) == 2
@@ -448,13 +450,13 @@ def test_what_fails_after_it_was_committed_is_forgotten() -> None:
     """It left the batch while a row of it was in flight, which failed."""
     cache = KVCacheManager(8, 2)
     seq = sequence(1, [1])
-    cache.hold(seq, cache.match(seq))
-    cache.extend(seq, 5)
-    cache.begin(seq, 1)
-    cache.land(seq, 1)
+    cache.hold(seq.kv, cache.match(seq.kv))
+    cache.extend(seq.kv, 5)
+    cache.begin(seq.kv, 1)
+    cache.land(seq.kv, 1)
     seq.tokens.extend([2, 3, 4])
-    cache.commit(seq, 3)
-    cache.discard(seq)
+    cache.commit(seq.kv, 3)
+    cache.discard(seq.kv)
     assert cache.num_free == 8
 
 
@@ -462,30 +464,30 @@ def test_what_was_generated_is_found_behind_pages_that_another_computed() -> Non
     cache = KVCacheManager(12, 1)
     first, second = sequence(1, [1, 2, 3]), sequence(2, [1, 2, 3])
     for seq in (first, second):
-        cache.hold(seq, cache.match(seq))
-        cache.extend(seq, 5)
+        cache.hold(seq.kv, cache.match(seq.kv))
+        cache.extend(seq.kv, 5)
     for seq in (first, second):
-        cache.begin(seq, 3)
+        cache.begin(seq.kv, 3)
     for seq in (first, second):
-        cache.land(seq, 3)
+        cache.land(seq.kv, 3)
     second.tokens.extend([4, 5])
-    expected = first.pages[:3] + second.pages[3:]
-    cache.release(second, 5)
-    assert cache.match(sequence(3, [1, 2, 3, 4, 5, 6])).pages == expected
+    expected = first.kv.pages[:3] + second.kv.pages[3:]
+    cache.release(second.kv, 5)
+    assert cache.match(sequence(3, [1, 2, 3, 4, 5, 6]).kv).pages == expected
     assert (cache.num_held, cache.num_cached, cache.num_free) == (5, 2, 5)
 
 
 def test_of_what_failed_no_earlier_chunk_is_found_either() -> None:
     cache = KVCacheManager(8, 1)
     first, second = sequence(1, [1, 2, 3, 4, 5]), sequence(2, [1, 2, 3, 4, 5])
-    cache.hold(first, cache.match(first))
-    cache.extend(first, 5)
+    cache.hold(first.kv, cache.match(first.kv))
+    cache.extend(first.kv, 5)
     for end in (2, 4):
-        cache.begin(first, end)
-        cache.land(first, end)
-        assert len(cache.match(second).pages) == end
-    cache.discard(first)
-    assert cache.match(second).pages == []
+        cache.begin(first.kv, end)
+        cache.land(first.kv, end)
+        assert len(cache.match(second.kv).pages) == end
+    cache.discard(first.kv)
+    assert cache.match(second.kv).pages == []
     assert cache.num_free == 8
 
 
@@ -507,18 +509,18 @@ def test_who_computed_a_page_that_another_still_computes_vouches_for_its_own_onl
     cache = KVCacheManager(8, 1)
     first, second, third = (sequence(id, [1, 2, 3]) for id in (1, 2, 3))
     for seq in (first, second):
-        cache.hold(seq, cache.match(seq))
-        cache.extend(seq, 3)
+        cache.hold(seq.kv, cache.match(seq.kv))
+        cache.extend(seq.kv, 3)
     for seq in (first, second):
-        cache.begin(seq, 3)
-    cache.land(second, 3)
-    cache.commit(second, 3)
-    cache.discard(second)
-    assert first.node is not None
-    assert cache.match(third).pending is first.node.parent, "nobody has written it yet"
-    assert cache.match(third).pages == []
-    cache.land(first, 3)
-    assert cache.match(third).pages == first.pages[:2]
+        cache.begin(seq.kv, 3)
+    cache.land(second.kv, 3)
+    cache.commit(second.kv, 3)
+    cache.discard(second.kv)
+    assert first.kv.node is not None
+    assert cache.match(third.kv).pending is first.kv.node.parent, "nobody has written it yet"
+    assert cache.match(third.kv).pages == []
+    cache.land(first.kv, 3)
+    assert cache.match(third.kv).pages == first.kv.pages[:2]
 
 
 def test_all_evictions_are_counted() -> None:
@@ -528,12 +530,12 @@ def test_all_evictions_are_counted() -> None:
     copies = cache.back_up(1)
     assert copies.nodes[0].depth == 3, "above it, nothing can be evicted until it is saved"
     seq = sequence(3, [9, 9])
-    cache.hold(seq, cache.match(seq))
+    cache.hold(seq.kv, cache.match(seq.kv))
     assert cache.num_available == 3
-    assert not cache.extend(seq, 2)
+    assert not cache.extend(seq.kv, 2)
     assert cache.num_evicted == cache.num_free == 1
     cache.backed_up(copies)
-    assert cache.extend(seq, 2)
+    assert cache.extend(seq.kv, 2)
     assert cache.num_evicted == 2
 
 

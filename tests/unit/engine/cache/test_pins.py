@@ -23,18 +23,18 @@ def serve(
 ) -> tuple[int, int]:
     """One sequence from its admission to its end: pages that it found, and pages pinned."""
     seq = sequence(1, tokens, cache_salt=salt)
-    cache.hold(seq, cache.match(seq))
-    found = len(seq.pages)
-    assert cache.extend(seq, len(tokens)), "a pin never keeps a page from a sequence"
-    cache.begin(seq, len(tokens))
-    cache.land(seq, len(tokens))
-    pinned = 0 if until is None else cache.pin(seq, len(tokens), tenant, until)
-    cache.release(seq, len(tokens), cold=cold)
+    cache.hold(seq.kv, cache.match(seq.kv))
+    found = len(seq.kv.pages)
+    assert cache.extend(seq.kv, len(tokens)), "a pin never keeps a page from a sequence"
+    cache.begin(seq.kv, len(tokens))
+    cache.land(seq.kv, len(tokens))
+    pinned = 0 if until is None else cache.pin(seq.kv, len(tokens), tenant, until)
+    cache.release(seq.kv, len(tokens), cold=cold)
     return found, pinned
 
 
 def found(cache: KVCacheManager, tokens: list[int], salt: str = "") -> int:
-    return len(cache.match(sequence(1, [*tokens, -1], cache_salt=salt)).pages)
+    return len(cache.match(sequence(1, [*tokens, -1], cache_salt=salt).kv).pages)
 
 
 def flood(cache: KVCacheManager, num_pages: int, first: int = 1000) -> None:
@@ -73,11 +73,11 @@ def test_pins_give_way_from_the_first_to_end_and_from_the_end_of_its_path(
     serve(cache, [4, 5, 6], tenant="b", until=5.0)
     assert cache.num_available == 10, "pinned pages are there for who needs them"
     held = sequence(1, [7] * 5)
-    cache.hold(held, cache.match(held))
-    assert cache.extend(held, 5)
+    cache.hold(held.kv, cache.match(held.kv))
+    assert cache.extend(held.kv, 5)
     assert (found(cache, [1, 2, 3]), found(cache, [4, 5, 6])) == (3, 2)
     assert (cache.pins.num_pages, cache.pins.num_evicted) == (5, 1)
-    assert cache.extend(held, 9)
+    assert cache.extend(held.kv, 9)
     assert (found(cache, [1, 2, 3]), found(cache, [4, 5, 6])) == (1, 0)
     assert (cache.pins.held_by("a"), cache.pins.held_by("b")) == (1, 0)
 
@@ -140,16 +140,16 @@ def test_nothing_is_pinned_without_a_share_or_a_cache() -> None:
 
 def test_the_pins_of_forgotten_pages_are_gone(cache: KVCacheManager) -> None:
     first, second = sequence(1, [1, 2, 3]), sequence(2, [1, 2, 3, 4])
-    cache.hold(first, cache.match(first))
-    cache.extend(first, 3)
-    cache.begin(first, 3)
-    cache.land(first, 3)
-    cache.hold(second, cache.match(second))
-    assert cache.pin(second, 3, "", 5.0) == 3
-    cache.discard(first)
+    cache.hold(first.kv, cache.match(first.kv))
+    cache.extend(first.kv, 3)
+    cache.begin(first.kv, 3)
+    cache.land(first.kv, 3)
+    cache.hold(second.kv, cache.match(second.kv))
+    assert cache.pin(second.kv, 3, "", 5.0) == 3
+    cache.discard(first.kv)
     assert cache.pins.num_pages == 0
-    assert cache.pin(second, 3, "", 6.0) == 0
-    cache.release(second, 3)
+    assert cache.pin(second.kv, 3, "", 6.0) == 0
+    cache.release(second.kv, 3)
     assert cache.num_free == 10
 
 
@@ -166,12 +166,12 @@ def test_what_only_a_short_lived_request_used_goes_first(cache: KVCacheManager) 
 
 def test_what_another_has_used_as_well_stays(cache: KVCacheManager) -> None:
     short = sequence(1, [1, 2, 3])
-    cache.hold(short, cache.match(short))
-    cache.extend(short, 3)
-    cache.begin(short, 3)
-    cache.land(short, 3)
+    cache.hold(short.kv, cache.match(short.kv))
+    cache.extend(short.kv, 3)
+    cache.begin(short.kv, 3)
+    cache.land(short.kv, 3)
     serve(cache, [1, 2, 4])
-    cache.release(short, 3, cold=True)
+    cache.release(short.kv, 3, cold=True)
     flood(cache, 7)
     assert (found(cache, [1, 2]), found(cache, [1, 2, 3])) == (2, 2)
 
@@ -226,7 +226,7 @@ def test_pinned_pages_are_saved_before_they_give_way(tiers: KVCacheManager) -> N
     assert save(tiers) == [10, 9, 8, 7], "the pin that ends first, from the end of its path"
     serve(tiers, [11, 12, 13])
     assert (tiers.pins.num_evicted, tiers.num_dropped) == (3, 0)
-    match = tiers.match(sequence(1, [6, 7, 8, 9, 10, -1]))
+    match = tiers.match(sequence(1, [6, 7, 8, 9, 10, -1]).kv)
     assert (len(match.pages), len(match.host)) == (2, 3)
     assert save(tiers) == [13, 12, 11], "they are evicted before all that is pinned"
 

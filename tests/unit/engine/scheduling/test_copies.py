@@ -16,11 +16,11 @@ def full(page_copy_seconds: float) -> PageCopies:
     """Of a cache without a free page, 500 of whose pages are to be saved."""
     cache = KVCacheManager(8000, 1, host_pages=4000)
     seq = sequence(1, 8000)
-    cache.hold(seq, cache.match(seq))
-    assert cache.extend(seq, 8000)
-    cache.begin(seq, 8000)
-    cache.land(seq, 8000)
-    cache.release(seq, 8000)
+    cache.hold(seq.kv, cache.match(seq.kv))
+    assert cache.extend(seq.kv, 8000)
+    cache.begin(seq.kv, 8000)
+    cache.land(seq.kv, 8000)
+    cache.release(seq.kv, 8000)
     return PageCopies(cache, StepTimeModel(page_copy_seconds))
 
 

@@ -144,7 +144,7 @@ def test_the_longest_is_late_although_it_is_due_first() -> None:
     planned = sched.plan(0, 0.0)
     assert planned is not None
     assert planned.admitted == short[:1]
-    assert long.turn is Turn.LATE
+    assert long.place.turn is Turn.LATE
 
 
 @pytest.mark.timeout(120)

@@ -107,7 +107,7 @@ def test_a_bad_token_ends_its_row_and_taints_what_it_wrote() -> None:
     emitted = runs.land()
     assert [token for id, token, _ in emitted if id == 1] == [11, BAD_TOKEN]
     assert first.state is SeqState.FINISHED
-    assert first.failed
+    assert first.kv.corrupt
 
 
 def test_several_steps_under_way_when_the_next_is_planned() -> None:

@@ -51,7 +51,7 @@ def test_a_long_prompt_that_is_cached_goes_before_a_short_one_that_is_not() -> N
     turn, fresh = sequence(2, [*history, 95, 96], max_tokens=1), sequence(3, 20, max_tokens=1)
     for seq in (fresh, turn):
         driver.sched.add(seq, 0.0)
-    assert (turn.num_left, fresh.num_left) == (2, 20)
+    assert (turn.service.num_left, fresh.service.num_left) == (2, 20)
     driver.run()
     assert driver.admitted == [1, 2, 3]
 

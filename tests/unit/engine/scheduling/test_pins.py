@@ -10,7 +10,14 @@ import pytest
 from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.types import SamplingParams
 from asyncllm.wire.messages import StepResult, pack
-from tests.support.engine.scheduling import FakeDevice, expect_outputs, rows, scheduler, sequence
+from tests.support.engine.scheduling import (
+    FakeDevice,
+    expect_outputs,
+    rows,
+    scheduler,
+    sequence,
+    tree_nodes,
+)
 
 #: 32 tokens: eight pages.
 AGENT = list(range(200, 232))
@@ -177,11 +184,21 @@ def test_short_lived_prefixes_leave_others_in_the_cache() -> None:
 
 
 def test_a_short_lived_request_that_is_preempted_keeps_its_pages_as_others_do() -> None:
-    seq = sequence(1, 9, cache_ttl_s=0)
-    assert not seq.short_lived, "it waits, and comes back"
-    serving = Serving()
-    short = serving.serve(AGENT, cache_ttl_s=0)
-    assert short.short_lived
+    def ticks(*, preempted: bool) -> list[int]:
+        serving = Serving()
+        seq = serving.add(33, cache_ttl_s=0)
+        planned = serving.sched.plan(0, 0.0)
+        assert planned is not None
+        if preempted:
+            serving.sched._preempt(seq, serving.sched.in_flight[-1], 0.0)
+        serving.device.take(planned.message, repeat(3))
+        serving.sched.apply(serving.device.answer(), 0.0)
+        if not preempted:
+            serving.sched.finish(seq, 0.0)
+        return [node.tick for node in tree_nodes(serving.sched.cache) if node.page >= 0]
+
+    assert min(ticks(preempted=True)) > 0, "it waits, and comes back"
+    assert max(ticks(preempted=False)) <= 0, "they are the first to go"
 
 
 def test_what_failed_is_not_pinned() -> None:

@@ -146,7 +146,7 @@ def test_who_will_probably_be_late_makes_way_and_who_surely_is_late_does_not_run
     assert sched.missed_deadlines() == [doomed]
     sched.finish(doomed, 1.0)
     assert sched.missed_deadlines() == []
-    assert late.turn is Turn.LATE
+    assert late.place.turn is Turn.LATE
 
 
 def test_policies_for_order_of_arrival_and_for_batches() -> None:
@@ -267,7 +267,7 @@ def test_what_a_sequence_wrote_whose_constraints_failed_is_a_hit() -> None:
     plan(sched, 2)  # goes on from a token that there will not be
     [emitted] = apply(sched, BAD_TOKEN, unmet=(0,)).emitted
     assert (emitted.token, emitted.finish) == (BAD_TOKEN, None)
-    assert not seq.failed
+    assert not seq.kv.corrupt
     assert apply(sched, BAD_TOKEN, unmet=(0,)).emitted == []
     assert sched.cache.num_held == 0
     second = sequence(2, [*range(20), 3, 7])

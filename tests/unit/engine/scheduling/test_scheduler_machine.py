@@ -203,24 +203,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         for seq, part in read:
             assert seq.id in self.live
             if isinstance(part, PooledPrompt):
-                expected = self.pooled[seq.id] or seq.pool_from
+                expected = self.pooled[seq.id] or seq.reads.pool_from
                 assert part.start == expected, "each position once, and in order"
                 self.pooled[seq.id] = part.end
                 continue
-            assert seq.prompt_logprobs >= 0
+            assert seq.reads.logprobs >= 0
             assert part.start <= self.scored[seq.id], "no token is left out"
             self.scored[seq.id] = max(part.end, self.scored[seq.id])
         for seq, _row, token, finish in emitted:
             assert seq.id in self.live
-            if seq.prompt_logprobs >= 0:
+            if seq.reads.logprobs >= 0:
                 assert self.scored[seq.id] == seq.num_prompt, "before the first token"
-            if seq.pool_from >= 0:
+            if seq.reads.pool_from >= 0:
                 assert self.pooled[seq.id] == seq.num_prompt, "before the end"
             if token == BAD_TOKEN or finish is not None:
                 assert seq.state is SeqState.FINISHED
                 del self.live[seq.id]
             if finish is FinishReason.LENGTH:
-                assert len(seq.tokens) == seq.max_length
+                assert len(seq.tokens) == seq.output.max_length
         for seq in failed:
             del self.live[seq.id]
 

@@ -47,10 +47,10 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue = WaitingQueue(self.policy)
 
     def account(self, seq: Sequence) -> str:
-        return self.policy.account(seq)
+        return self.policy.account(seq.service)
 
     def rank(self, seq: Sequence) -> float:
-        return self.policy.rank(seq, len(seq.tokens))
+        return self.policy.rank(seq.service, len(seq.tokens))
 
     def num_active(self) -> int:
         return len({self.account(seq) for seq in self.waiting.values()})
@@ -60,14 +60,14 @@ class QueueMachine(RuleBasedStateMachine):
         if not any(self.account(other) == name for other in self.waiting.values()):
             self.served[name] = max(self.served.get(name, self.level), self.level)
         self.waiting[seq.id] = seq
-        if seq.deadline < FOREVER:
+        if seq.service.deadline < FOREVER:
             self.places.setdefault(name, []).append((self.rank(seq), seq.id))
         self.queue.push(seq)
 
     def leave(self, seq: Sequence, *, served: bool) -> None:
         del self.waiting[seq.id]
         self.gone.append(seq)
-        if seq.deadline < FOREVER:
+        if seq.service.deadline < FOREVER:
             places = sorted(self.places[self.account(seq)])
             behind = [place for place in places if place >= (self.rank(seq), seq.id)]
             taken = places[0] if served else [*behind, places[-1]][0]
@@ -75,10 +75,10 @@ class QueueMachine(RuleBasedStateMachine):
 
     def first(self, mine: list[Sequence]) -> Sequence:
         """The next of one account."""
-        timely = [seq for seq in mine if seq.deadline < FOREVER]
-        others = [(self.rank(seq), seq.id) for seq in mine if seq.deadline == FOREVER]
+        timely = [seq for seq in mine if seq.service.deadline < FOREVER]
+        others = [(self.rank(seq), seq.id) for seq in mine if seq.service.deadline == FOREVER]
         if timely and min(self.places[self.account(timely[0])]) < min([*others, (LAST, 0)]):
-            return min(timely, key=lambda seq: (seq.deadline, seq.id))
+            return min(timely, key=lambda seq: (seq.service.deadline, seq.id))
         return self.waiting[min(others)[1]]
 
     def turns(self) -> list[Sequence]:
@@ -153,9 +153,9 @@ class QueueMachine(RuleBasedStateMachine):
     def settle(self, which: int, cost: int, again: bool) -> None:
         """What it cost is known now; it may have to wait once more."""
         seq = self.gone.pop(which % len(self.gone))
-        charged = seq.charged
+        charged = seq.place.charged
         self.queue.charge(seq, float(cost))
-        assert seq.charged == charged + cost
+        assert seq.place.charged == charged + cost
         name = self.account(seq)
         self.served[name] = self.served.get(name, self.level) + cost
         if again:
@@ -206,7 +206,7 @@ def test_an_idle_account_gets_no_credit() -> None:
         serve(queue, 10.0)
     for id in range(200, 250):
         queue.push(sequence(id, 1, tenant="idle"))
-    tenants = [serve(queue, 10.0).tenant for _ in range(40)]
+    tenants = [serve(queue, 10.0).service.tenant for _ in range(40)]
     assert tenants.count("idle") in (20, 21), "no more than its share from now on"
 
 
@@ -219,7 +219,7 @@ def test_one_who_asks_for_ten_times_as_much_gets_no_more() -> None:
     got = dict.fromkeys(tenants, 0.0)
     for _ in range(1000):
         cost = rng.uniform(1, 100)
-        got[serve(queue, cost).tenant] += cost
+        got[serve(queue, cost).service.tenant] += cost
     assert max(got.values()) - min(got.values()) <= 100.0, "at most one request apart"
 
 
@@ -229,7 +229,7 @@ def test_thousands_of_accounts_take_turns_and_are_forgotten() -> None:
         for i in range(count):
             queue.push(sequence(round * count + i, 1, tenant=str(i)))
     for _ in range(3):
-        turn = {serve(queue, 2.0).tenant for _ in range(count)}
+        turn = {serve(queue, 2.0).service.tenant for _ in range(count)}
         assert len(turn) == count, "everybody once"
     assert queue.peek() is None
 
@@ -262,7 +262,7 @@ def test_corrections_while_nobody_waits_give_newcomers_no_credit() -> None:
     for id in range(1000, 1300):
         queue.push(sequence(id, 1, tenant="new"))
         queue.push(sequence(1000 + id, 1, tenant=tenants[id % 10]))
-    turns = [serve(queue, 10.0).tenant for _ in range(110)]
+    turns = [serve(queue, 10.0).service.tenant for _ in range(110)]
     assert turns.count("new") <= 11, "one of eleven"
 
 
@@ -279,7 +279,7 @@ def test_a_swept_account_begins_level() -> None:
     for id in range(3000, 3100):
         queue.push(sequence(id, 1, tenant="busy"))
         queue.push(sequence(1000 + id, 1, tenant="old"))
-    tenants = [serve(queue, 5.0).tenant for _ in range(50)]
+    tenants = [serve(queue, 5.0).service.tenant for _ in range(50)]
     assert 24 <= tenants.count("old") <= 27
 
 
@@ -368,7 +368,7 @@ def test_who_ends_while_its_prefix_is_loaded_has_cost_nothing() -> None:
     sched.plan(step, 0.0)
     assert again.state is SeqState.LOADING
     sched.finish(again, 0.0)
-    assert again.charged == 0.0
+    assert again.place.charged == 0.0
     assert account.served == before
 
 

@@ -57,7 +57,7 @@ def test_the_queue(limits: dict[str, Any], reason: str) -> None:
     assert first.state is SeqState.RUNNING
     assert (world.why(second).reason, world.why(third).reason) == (reason, reason)
     assert (world.why(second).ahead, world.why(third).ahead) == (0, 1)
-    assert world.why(second).needs == -(-second.max_length // 4)
+    assert world.why(second).needs == -(-second.output.max_length // 4)
     if reason == "pages":
         assert world.why(second).available < world.why(second).needs
 
@@ -131,7 +131,7 @@ def test_progress() -> None:
     [seq] = world.seqs
     told = world.scheduler.progress(seq)
     assert (told.computed, told.prompt_left) == (16, 4)
-    assert (told.own_pages, told.prefix_page) == (len(seq.pages), -1)
+    assert (told.own_pages, told.prefix_page) == (len(seq.kv.pages), -1)
 
 
 def test_pages_that_were_found_are_not_its_own() -> None:
@@ -141,5 +141,5 @@ def test_pages_that_were_found_are_not_its_own() -> None:
         world.finish_step()
         world.plan()
     told = world.scheduler.progress(world.seqs[1])
-    assert told.own_pages == len(world.seqs[1].pages) - 5
-    assert told.prefix_page == world.seqs[1].pages[0] == world.seqs[0].pages[0]
+    assert told.own_pages == len(world.seqs[1].kv.pages) - 5
+    assert told.prefix_page == world.seqs[1].kv.pages[0] == world.seqs[0].kv.pages[0]

@@ -122,8 +122,8 @@ def test_groups_are_parts_of_the_whole() -> None:
 def test_the_scheduler_is_not_told_where_an_output_ends() -> None:
     workload = some(4).workload(limits(max_model_len=400))
     live = workload.enter(0)
-    assert live.seq.max_length == 400
-    assert not live.seq.surely_full
+    assert live.seq.output.max_length == 400
+    assert not live.seq.output.surely_full
 
 
 def test_late_requests_are_dropped_and_hopeless_ones_refused() -> None:
