@@ -6,11 +6,9 @@ import os
 import socket
 import time
 from array import array
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from typing import Final
 
 #: What the serving process tells its parent: it wants to accept connections, for which it needs
 #: the parent's word; and it has loaded the model, followed by a line about it.

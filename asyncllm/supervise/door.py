@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import socket
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from asyncllm.supervise.child import ACCEPT, HAND_OVER, NOT_TAKEN, TAKEN
 from asyncllm.supervise.held import Held
 from asyncllm.supervise.outage import Outage
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Sequence
-
-    from asyncllm.supervise.poller import Poller
-    from asyncllm.supervise.server import Server
+from asyncllm.supervise.poller import Poller
+from asyncllm.supervise.server import Server
 
 
 class Door(Protocol):

@@ -16,7 +16,8 @@ import struct
 import sys
 import termios
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 from asyncllm.supervise.child import (
     HAND_OVER,
@@ -27,9 +28,6 @@ from asyncllm.supervise.child import (
     received,
     taken,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 #: From a replica, followed by a connection's number: its answer begins. Then where it begins in the
 #: stream of what is ``sent`` to the client; and bytes that end it should the replica die.

@@ -6,13 +6,11 @@ import os
 import socket
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from asyncllm.supervise.child import HAND_OVER, send
 from asyncllm.supervise.crowd import FileLimit
-
-if TYPE_CHECKING:
-    from asyncllm.supervise.outage import Outage
+from asyncllm.supervise.outage import Outage
 
 #: Two file descriptors each; beyond that, or when few are left, the oldest get 503.
 MOST_HELD: Final = 256

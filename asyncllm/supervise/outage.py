@@ -6,20 +6,15 @@ import math
 import os
 import socket
 import time
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
-from asyncllm.errors import BadRequest, NotReady
+from asyncllm.errors import AsyncLLMError, BadRequest, NotReady
 from asyncllm.supervise.crowd import EXHAUSTED, FileLimit
-from asyncllm.supervise.poller import READ, WRITE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
-
-    from asyncllm.errors import AsyncLLMError
-    from asyncllm.supervise.poller import Poller
+from asyncllm.supervise.poller import READ, WRITE, Poller
 
 T = TypeVar("T")
 

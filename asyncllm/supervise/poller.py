@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import select
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import Protocol
 
 READ, WRITE = select.EPOLLIN, select.EPOLLOUT
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from asyncllm.supervise.child import (
     LEAVING,
@@ -16,10 +18,6 @@ from asyncllm.supervise.child import (
     send,
 )
 from asyncllm.supervise.progress import Progress
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable
 
 #: Looks in which a new process accepts connections; the model is not loaded before.
 PATIENCE: Final = 300

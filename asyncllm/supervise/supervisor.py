@@ -10,11 +10,12 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from asyncllm.supervise.child import ACCEPT, REMEMBER, STANDBY, Parent, receive
-from asyncllm.supervise.door import SingleDoor
+from asyncllm.supervise.door import MakesDoor, SingleDoor
 from asyncllm.supervise.fork import fork
 from asyncllm.supervise.poller import Poller
 from asyncllm.supervise.progress import LOOK_SECONDS
@@ -30,11 +31,6 @@ from asyncllm.supervise.signals import (
     exit_code,
 )
 from asyncllm.supervise.standby import Standby
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from asyncllm.supervise.door import MakesDoor
 
 log = logging.getLogger(__name__)
 

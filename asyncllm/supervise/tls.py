@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import ssl
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from asyncllm.errors import BadRequest
 from asyncllm.supervise.poller import READ, WRITE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 log = logging.getLogger(__name__)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from asyncllm.errors import NotReady
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
 
 #: Of what a replica says of itself, what all together are: the first that there is.
 _STATES: Final = ("ok", "idle", "draining", "loading", "silent", "stalled", "dead")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: Bytes of a block, and how far blocks of this size go. Small ones first: most prompts are short,
 #: and a conversation is recognised by its first blocks. Then larger ones, so that 1 MiB has 392.

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import socket
+from collections.abc import Callable
+from typing import Final
 
 from asyncllm.supervise.crowd import Use
-from asyncllm.supervise.front.request import MOST_HEAD, read_head
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable
-
-    from asyncllm.supervise.front.request import Head
-    from asyncllm.supervise.front.router import Placed
+from asyncllm.supervise.front.request import MOST_HEAD, Head, read_head
+from asyncllm.supervise.front.router import Placed
 
 #: Of a request's bytes, the front waits for so many. A longer one is routed by its beginning, and
 #: cannot move to another replica.

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from asyncllm.supervise.front.answers import MERGES, Answer, first, read_answer, refusal
 from asyncllm.supervise.front.expiring import Expiring
 from asyncllm.supervise.front.metrics import Own, Totals
-from asyncllm.supervise.front.replica import Parcel
+from asyncllm.supervise.front.replica import Parcel, Replica
 from asyncllm.supervise.front.request import PROBES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from asyncllm.supervise.front.replica import Replica
-    from asyncllm.supervise.poller import Poller
+from asyncllm.supervise.poller import Poller
 
 log = logging.getLogger(__name__)
 

@@ -11,15 +11,18 @@ import os
 import socket
 import time
 from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from asyncllm.errors import NotReady
+from asyncllm.errors import AsyncLLMError, NotReady
 from asyncllm.supervise.child import ACCEPT, LEAVING, PING, READY, content_of
 from asyncllm.supervise.crowd import Use
-from asyncllm.supervise.front.answers import as_bytes
+from asyncllm.supervise.front.answers import Answer, as_bytes
 from asyncllm.supervise.front.blocks import blocks, prompt_bytes
+from asyncllm.supervise.front.client import Client
 from asyncllm.supervise.front.everyone import Everyone
+from asyncllm.supervise.front.hosts import Hosts
 from asyncllm.supervise.front.reader import MOST_PLACED, Reader
 from asyncllm.supervise.front.replica import Parcel, Replica, able
 from asyncllm.supervise.front.request import closing, home_of
@@ -41,17 +44,9 @@ from asyncllm.supervise.front_channel import (
 )
 from asyncllm.supervise.listening import url_of
 from asyncllm.supervise.outage import STARTING, Outage
+from asyncllm.supervise.poller import Poller
+from asyncllm.supervise.server import Server
 from asyncllm.supervise.standard_files import announce
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from asyncllm.errors import AsyncLLMError
-    from asyncllm.supervise.front.answers import Answer
-    from asyncllm.supervise.front.client import Client
-    from asyncllm.supervise.front.hosts import Hosts
-    from asyncllm.supervise.poller import Poller
-    from asyncllm.supervise.server import Server
 
 log = logging.getLogger(__name__)
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from asyncllm.config.server_config import ServerConfig
 
 #: A Host header: a name, or an IPv6 address in brackets, and perhaps a port.

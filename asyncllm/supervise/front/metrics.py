@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from asyncllm.supervise.crowd import FileLimit
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 #: Gauges that gateways read, by names of another server, without labels of ours: added up.
 _ADDED: Final = frozenset(("vllm:num_requests_running", "vllm:num_requests_waiting"))

@@ -5,20 +5,17 @@ from __future__ import annotations
 import logging
 import socket
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from asyncllm.errors import Crowded
 from asyncllm.supervise.crowd import EXHAUSTED, PROBES, Crowd, Use
 from asyncllm.supervise.front.client import Client, Room
 from asyncllm.supervise.front.expiring import Expiring
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from asyncllm.errors import Crowded
-    from asyncllm.supervise.poller import Poller
+from asyncllm.supervise.poller import Poller
 
 log = logging.getLogger(__name__)
 

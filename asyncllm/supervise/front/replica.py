@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 from asyncllm.supervise.child import HAND_OVER, PING, send
 from asyncllm.supervise.front.answers import Known
 from asyncllm.supervise.front_channel import FIRST_BYTES, numbered, packed
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Sequence
-
-    from asyncllm.supervise.server import Server
+from asyncllm.supervise.server import Server
 
 #: Pings without an answer until a replica gets no new requests.
 MOST_MISSED: Final = 2

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence
+from typing import Final, NamedTuple
 
 #: A replica may have this much more work than the least busy one, and still get a request whose
 #: prefix it has: so many requests, or this share of the other's work if that is more.
