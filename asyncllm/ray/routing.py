@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ray.serve.request_router import RequestRouter
 
 from asyncllm.ray.replica import NUMBER
-from asyncllm.supervise.front.blocks import blocks, prompt_bytes
 from asyncllm.supervise.front.request import home_of
-from asyncllm.supervise.front.router import Placed, Router
+from asyncllm.supervise.front.router import Placed, Router, blocks, prompt_bytes
 
 if TYPE_CHECKING:
     from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RunningReplica

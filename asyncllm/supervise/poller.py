@@ -1,12 +1,14 @@
-"""A small event loop: callbacks by file descriptor. asyncio would double the process's memory."""
+"""A small event loop: callbacks by file descriptor, and things that wait for a time."""
 
 from __future__ import annotations
 
 import select
-from collections.abc import Callable
-from typing import Protocol
+import time
+from collections.abc import Callable, Iterator
+from typing import Generic, Protocol, TypeVar
 
 READ, WRITE = select.EPOLLIN, select.EPOLLOUT
+T = TypeVar("T")
 
 
 class HasFileno(Protocol):
@@ -73,3 +75,44 @@ class Poller:
     def close(self) -> None:
         self._heavy.close()
         self._poll.close()
+
+
+class Expiring(Generic[T]):
+    def __init__(self, seconds: float):
+        self._seconds = seconds
+        self._deadlines: dict[T, float] = {}
+
+    def __contains__(self, item: T) -> bool:
+        return item in self._deadlines
+
+    def __len__(self) -> int:
+        return len(self._deadlines)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._deadlines)
+
+    def add(self, item: T) -> None:
+        """It waits from now on; nothing changes if it waits already."""
+        self._deadlines.setdefault(item, time.monotonic() + self._seconds)
+
+    def discard(self, item: T) -> None:
+        self._deadlines.pop(item, None)
+
+    def clear(self) -> None:
+        self._deadlines.clear()
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``due`` has something."""
+        return next(iter(self._deadlines.values()), None)
+
+    def due(self, most: int | None = None) -> list[T]:
+        """Those that have waited long enough, up to ``most`` of them; they wait no more."""
+        now, found = time.monotonic(), list[T]()
+        for item, deadline in self._deadlines.items():
+            if deadline > now or len(found) == most:
+                break
+            found.append(item)
+        for item in found:
+            del self._deadlines[item]
+        return found

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from asyncllm.supervise.child import ACCEPT, REMEMBER, STANDBY, Parent, receive
+from asyncllm.supervise.child import ACCEPT, REMEMBER, STANDBY, Parent, fork, receive
 from asyncllm.supervise.door import MakesDoor, SingleDoor
-from asyncllm.supervise.fork import fork
 from asyncllm.supervise.poller import Poller
 from asyncllm.supervise.progress import LOOK_SECONDS
 from asyncllm.supervise.server import Remembered, Server

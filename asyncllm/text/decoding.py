@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import tokenizers
     from tokenizers.decoders import Decoder
 
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
 
 class Detokenizer(Protocol):
     """Makes the text of one sequence, token by token.
@@ -99,9 +101,6 @@ class WindowDetokenizer:
     def finish(self) -> str:
         text = self._decode(self._window).rstrip("\N{REPLACEMENT CHARACTER}")
         return text[self._delivered :]
-
-
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def decoding_of(backend: tokenizers.Tokenizer) -> ByteDecoding | GenericDecoding:

@@ -25,8 +25,7 @@ from asyncllm.lab.planning.predict import Reading, StepCost, device_of
 from asyncllm.lab.replay.figures import Record, percentile
 from asyncllm.lab.replay.simulate import NEVER, Simulation
 from asyncllm.lab.replay.workload import Workload
-from asyncllm.supervise.front.blocks import blocks
-from asyncllm.supervise.front.router import Placed, Router
+from asyncllm.supervise.front.router import Placed, Router, blocks
 
 Routing = Literal["affinity", "least", "random"]
 #: Seconds after which a client asks again whose answer broke off, or whom nobody could serve.

@@ -13,8 +13,7 @@ from asyncllm.engine.stats import EngineStats
 from asyncllm.errors import BadRequest, EngineDead, NotReady, StepError
 from asyncllm.llm.replicas.placed_requests import Request, Requests
 from asyncllm.llm.replicas.process import ReplicaProcess, pack, unpack_error
-from asyncllm.supervise.front.blocks import blocks
-from asyncllm.supervise.front.router import Router
+from asyncllm.supervise.front.router import Router, blocks
 from asyncllm.types import SamplingParams, SchedulingParams, TokenDelta
 
 if TYPE_CHECKING:

@@ -9,11 +9,10 @@ from functools import partial
 from typing import Final
 
 from asyncllm.supervise.front.answers import MERGES, Answer, first, read_answer, refusal
-from asyncllm.supervise.front.expiring import Expiring
 from asyncllm.supervise.front.metrics import Own, Totals
 from asyncllm.supervise.front.replica import Parcel, Replica
 from asyncllm.supervise.front.request import PROBES
-from asyncllm.supervise.poller import Poller
+from asyncllm.supervise.poller import Expiring, Poller
 
 log = logging.getLogger(__name__)
 

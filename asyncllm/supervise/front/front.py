@@ -19,14 +19,12 @@ from asyncllm.errors import AsyncLLMError, NotReady
 from asyncllm.supervise.child import ACCEPT, LEAVING, PING, READY, content_of
 from asyncllm.supervise.crowd import Use
 from asyncllm.supervise.front.answers import Answer, as_bytes
-from asyncllm.supervise.front.blocks import blocks, prompt_bytes
-from asyncllm.supervise.front.client import Client
 from asyncllm.supervise.front.everyone import Everyone
 from asyncllm.supervise.front.hosts import Hosts
-from asyncllm.supervise.front.reader import MOST_PLACED, Reader
+from asyncllm.supervise.front.reader import MOST_PLACED, Client, Reader
 from asyncllm.supervise.front.replica import Parcel, Replica, able
 from asyncllm.supervise.front.request import closing, home_of
-from asyncllm.supervise.front.router import Router
+from asyncllm.supervise.front.router import Router, blocks, prompt_bytes
 from asyncllm.supervise.front_channel import (
     ASK,
     BEGUN,

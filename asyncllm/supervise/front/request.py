@@ -119,7 +119,7 @@ def home_of(path: str, body: bytes) -> int | None:
 
 
 def closing(probe: bytes) -> bytes:
-    """The same request, for a connection that ends with its answer, which has a body."""
+    """A probe's request, for a connection that ends with its answer, which has a body."""
     lines = probe.removesuffix(b"\r\n\r\n").split(b"\r\n")
     kept = [line for line in lines[1:] if not line.lower().startswith(b"connection:")]
     start = b"GET " + lines[0].partition(b" ")[2]

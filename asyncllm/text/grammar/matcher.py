@@ -14,6 +14,25 @@ from asyncllm.errors import BadRequest
 from asyncllm.text.grammar.oracle import error_text
 from asyncllm.text.tokenizer import Tokenizer
 
+#: Bit ``token % 32`` of word ``token // 32`` says whether a token is allowed.
+Mask: TypeAlias = NDArray[np.int32] | NDArray[np.uint32]
+#: CPU time that each mask, and each accepted token, may take. Random outputs under the costliest
+#: real schemas take 0.5 ms a token with 128,000 tokens, most take 0.05.
+FILL_SECONDS = 1e-3
+ACCEPT_SECONDS = 1e-4
+#: Total time beyond that after which a sequence is ended.
+MOST_EXCESS = 0.1
+#: If several rows take more than FILL_SECONDS, they delay the step together. So the excess of each
+#: is multiplied by their number, but at most by this:
+MOST_SHARED = 8
+#: The first masks of a sequence, which build the lexer's states, are not multiplied.
+FIRST_FILLS = 4
+#: A batch of masks that takes longer (in all, and per row of a thread) has a row that costs too
+#: much; the rows of the next batches are timed one by one.
+_SLOW_BATCH = 2e-3
+_SLOW_ROW = 1e-4
+_TIMED_BATCHES = 16
+
 
 class _Tokens:
     """The bytes that every token adds to the text: the grammar sees what is sent."""
@@ -63,28 +82,6 @@ class Vocabulary:
             tokens,  # type: ignore[arg-type]
             eos_token=list(eos_ids),
         )
-
-
-#: Bit ``token % 32`` of word ``token // 32`` says whether a token is allowed.
-Mask: TypeAlias = NDArray[np.int32] | NDArray[np.uint32]
-
-
-#: CPU time that each mask, and each accepted token, may take. Random outputs under the costliest
-#: real schemas take 0.5 ms a token with 128,000 tokens, most take 0.05.
-FILL_SECONDS = 1e-3
-ACCEPT_SECONDS = 1e-4
-#: Total time beyond that after which a sequence is ended.
-MOST_EXCESS = 0.1
-#: If several rows take more than FILL_SECONDS, they delay the step together. So the excess of each
-#: is multiplied by their number, but at most by this:
-MOST_SHARED = 8
-#: The first masks of a sequence, which build the lexer's states, are not multiplied.
-FIRST_FILLS = 4
-#: A batch of masks that takes longer (in all, and per row of a thread) has a row that costs too
-#: much; the rows of the next batches are timed one by one.
-_SLOW_BATCH = 2e-3
-_SLOW_ROW = 1e-4
-_TIMED_BATCHES = 16
 
 
 class Grammar:

@@ -38,6 +38,8 @@ from asyncllm.text.grammar.spec import (
 _HEADER = '%llguidance {"no_forcing": true}\n'
 # They would set the library's options, or reach its own compiler of schemas.
 _DIRECTIVE = re.compile(r"%\s*(json|regex|llguidance|lark)\b|@[A-Za-z_]")
+#: Texts and ids of special tokens; None instead of the id for a token that ends a sequence.
+SpecialTokens = Mapping[str, int | None]
 
 
 def lark_of(spec: GrammarSpec, special_tokens: SpecialTokens, budget: Budget | None = None) -> str:
@@ -111,10 +113,6 @@ def _ebnf(grammar: str) -> str:
         raise BadRequest(f"the grammar is malformed: {oracle.first_line(str(error))}") from error
     check_terminals(text)
     return text
-
-
-#: Texts and ids of special tokens; None instead of the id for a token that ends a sequence.
-SpecialTokens = Mapping[str, int | None]
 
 
 class _Body(NamedTuple):

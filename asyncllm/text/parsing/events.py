@@ -10,6 +10,9 @@ import msgspec
 from asyncllm.text.parsing.source import Emit, Source
 from asyncllm.types import FinishReason
 
+#: Makes the id of a call from its index in the message and its tool's name.
+NewId: TypeAlias = Callable[[int, str], str]
+
 
 class Content(msgspec.Struct, frozen=True, gc=False, tag="content"):
     """More of the answer that the user reads."""
@@ -106,10 +109,6 @@ def finish_reason(
     """
     made = calls and reason is FinishReason.STOP and not breaks_off
     return "tool_calls" if made else reason.value
-
-
-#: Makes the id of a call from its index in the message and its tool's name.
-NewId: TypeAlias = Callable[[int, str], str]
 
 
 class Outbox:

@@ -16,6 +16,9 @@ from asyncllm.text.parsing.parser import parameter_schemas
 from asyncllm.text.template_form import WriteCalls, calls_as_json, named_arguments
 
 ToolChoice = Literal["none", "auto", "required"]
+_PYTHON = "(**"  # before an object that is the arguments of a call in Python
+_IGNORED = " \n\"'"  # between a marker and a name
+_ATTRIBUTE = re.compile(r".*\s[\w-]+=", re.DOTALL)  # whose value stands in quotes
 
 
 class CallTag(msgspec.Struct, frozen=True):
@@ -162,11 +165,6 @@ def _reasoning_ends(formats: Formats) -> tuple[str, ...]:
     if isinstance(form, ChannelFormat):
         return tuple(f"{end}{form.start}assistant" for end in form.ends[:1])
     return form.ends
-
-
-_PYTHON = "(**"  # before an object that is the arguments of a call in Python
-_IGNORED = " \n\"'"  # between a marker and a name
-_ATTRIBUTE = re.compile(r".*\s[\w-]+=", re.DOTALL)  # whose value stands in quotes
 
 
 def calls_writer(formats: Formats) -> WriteCalls:

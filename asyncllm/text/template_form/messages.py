@@ -14,6 +14,11 @@ Message: TypeAlias = dict[str, Any]
 
 #: Names under which a message's reasoning is sent; the first is the one most templates read.
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+#: Templates leave out what an answer has before these: it is reasoning.
+_REASONING_ENDS: Final = (
+    *(mark for _, ends, _ in REASONING_MARKS.values() for mark in ends),
+    *CHANNEL_ENDS,
+)
 
 
 def checked(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -108,13 +113,6 @@ def _part_text(part: object) -> str:
         case _:
             message = "each content part must be an object with a type"
     raise BadRequest(message, param="messages")
-
-
-#: Templates leave out what an answer has before these: it is reasoning.
-_REASONING_ENDS: Final = (
-    *(mark for _, ends, _ in REASONING_MARKS.values() for mark in ends),
-    *CHANNEL_ENDS,
-)
 
 
 def is_lost(messages: Sequence[Message], prompt: str) -> bool:

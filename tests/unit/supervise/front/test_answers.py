@@ -26,8 +26,8 @@ from asyncllm.supervise.front.answers import (
     seek,
     worst,
 )
-from asyncllm.supervise.front.client import Client, Room
 from asyncllm.supervise.front.metrics import Totals
+from asyncllm.supervise.front.reader import Client, Room
 from asyncllm.supervise.front.request import MOST_HEAD, Head, closing, home_of, read_head
 
 

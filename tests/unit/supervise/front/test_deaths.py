@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from asyncllm.supervise.child import received
-from asyncllm.supervise.front.client import MOST_BYTES
-from asyncllm.supervise.front.expiring import Expiring
 from asyncllm.supervise.front.front import Front
-from asyncllm.supervise.front.reader import BODY_BYTES, MOST_PLACED
+from asyncllm.supervise.front.reader import BODY_BYTES, MOST_BYTES, MOST_PLACED
 from asyncllm.supervise.front_channel import (
     BEGUN,
     CONTINUE,
@@ -26,7 +24,7 @@ from asyncllm.supervise.front_channel import (
     FrontChannel,
     sent,
 )
-from asyncllm.supervise.poller import Poller
+from asyncllm.supervise.poller import Expiring, Poller
 from asyncllm.supervise.server import Server
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ import pytest
 from asyncllm.supervise.child import ACCEPT, MESSAGE_BYTES
 from asyncllm.supervise.crowd import Use
 from asyncllm.supervise.door import SingleDoor
-from asyncllm.supervise.front.client import Client, Room
 from asyncllm.supervise.front.front import Front
 from asyncllm.supervise.front.hosts import Hosts
-from asyncllm.supervise.front.reader import HEAD_SECONDS
+from asyncllm.supervise.front.reader import HEAD_SECONDS, Client, Room
 from asyncllm.supervise.front.replica import Parcel, Replica
 from asyncllm.supervise.front_channel import INLINE_BYTES, MOVED, FrontChannel, numbered
 from asyncllm.supervise.poller import Poller

@@ -8,8 +8,15 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncllm.supervise.front.blocks import blocks, prompt_bytes
-from asyncllm.supervise.front.router import PROMPT_BYTES, SHARE, SLACK, Placed, Router
+from asyncllm.supervise.front.router import (
+    PROMPT_BYTES,
+    SHARE,
+    SLACK,
+    Placed,
+    Router,
+    blocks,
+    prompt_bytes,
+)
 
 
 def place(router: Router, prompt: str, among: tuple[int, ...] = (0, 1)) -> Placed:
