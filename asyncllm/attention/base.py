@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 import numpy as np
 from torch import Tensor
 
+from asyncllm.kernels.recurrent.states import LayerState, StateRows
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding, PrefillRows
 
 
@@ -127,6 +128,7 @@ class ForwardBatch:
         plan: the backend's, for this step.
         logit_rows: the tokens in ``sample_rows``, if the backend should attend only these where no
             others are needed.
+        states: of recurrent layers; None in models without them.
         logit_rows_only: no later layer writes K and V. This one writes those of all tokens, but
             computes everything after that only for tokens that yield logits.
     """
@@ -138,6 +140,7 @@ class ForwardBatch:
     backend: AttentionBackend
     plan: Any
     logit_rows: LogitRows | None = None
+    states: StepStates | None = None
     logit_rows_only: bool = False
 
     def for_last_layer(self) -> Self:
@@ -173,6 +176,11 @@ class ForwardBatch:
             return backend.forward_logit_rows(qkv, spec, encoding, self)
         return self.needed(backend.forward(qkv, spec, encoding, self))
 
+    def recurrent(self, layer: int) -> tuple[LayerState, StateRows]:
+        """The states of a recurrent layer, and which of them the step's rows have."""
+        assert self.states is not None
+        return self.states.store.layer(layer), self.states.rows
+
     def needed(self, x: Tensor) -> Tensor:
         """The rows of x, [tokens, size], that are needed after this layer's attention."""
         return self.sampling(x) if self.logit_rows_only else x
@@ -182,10 +190,29 @@ class ForwardBatch:
         return x if self.sample_rows is None else x.index_select(0, self.sample_rows)
 
 
+class StateStore(Protocol):
+    """The states of recurrent layers, as models see them."""
+
+    def layer(self, index: int) -> LayerState:
+        """Those of one layer."""
+
+
+class StepStates(NamedTuple):
+    """The states that a step reads and writes."""
+
+    store: StateStore
+    rows: StateRows
+
+
 class KVPages(Protocol):
-    """The paged K and V storage, as attention backends see it."""
+    """The paged K and V storage, as attention backends see it.
+
+    Attributes:
+        first_layer: the first one that has K and V.
+    """
 
     page_size: int
+    first_layer: int
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """[num_pages, page_size, num_kv_heads, head_dim] each: K and V of a layer with its own."""

@@ -241,7 +241,7 @@ class SdpaBackend:
 
     def __init__(self, kv: KVPages) -> None:
         self._kv = kv
-        keys, _ = kv.layer(0)
+        keys, _ = kv.layer(kv.first_layer)
         limit = CPU_GROUP_BYTES if keys.device.type == "cpu" else GPU_GROUP_BYTES
         token_bytes = keys.shape[2] * keys.shape[3] * keys.element_size()
         self._group_tokens = limit // token_bytes

@@ -48,6 +48,7 @@ from asyncllm.executor.step.padded_steps import (
     step_sizes,
 )
 from asyncllm.executor.step.slots import SlotTable
+from asyncllm.executor.step.state_pool import StatePool
 from asyncllm.executor.worker import Worker
 from asyncllm.kernels.support import obstacle, say_what_runs
 from asyncllm.models.base import CausalLM
@@ -163,6 +164,7 @@ def _build(
         with bill.phase("KV cache", device.free_bytes):
             sizes = limits.num_pages, limits.page_size
             pool = KVPool(model.attention_specs, *sizes, dtype, on_device)
+            states = StatePool(model.states, limits.num_states, dtype, on_device)
             device.keep_block(step_bytes)
             copier = PageCopier(pool, HostPool(pool, limits.host_pages, device), device)
             copier.warm_up()
@@ -175,10 +177,10 @@ def _build(
             if on_device.type == "cuda":
                 sampler.warm_up(dtype)
                 table.warm_up()
-            eager = EagerForward(model, backend, sampler, table, limits.page_size, device)
-            parts = model, backend, eager, sampler, table, limits, device, ranks
+            eager = EagerForward(model, backend, states, sampler, table, limits.page_size, device)
+            parts = model, backend, states, eager, sampler, table, limits, device, ranks
             graphed = _captured(config, *parts)
-        runner = ModelRunner(graphed or eager, sampler, table, copier, device)
+        runner = ModelRunner(graphed or eager, sampler, table, copier, states, device)
     watch.start_serving()
     capture_next = graphed.capture_next if graphed else None
     return Worker(runner, limits, device, capture_next, watch, ranks)
@@ -212,6 +214,7 @@ def _limits(
         dtype=str(dtype).removeprefix("torch."),
         host_bytes=available_host_bytes() // ranks_here,
         bytes_per_token=model.kv_bytes_per_token(dtype.itemsize),
+        state_bytes=model.state_bytes(dtype.itemsize),
     )
     if device.torch_device.type == "cpu":
         cache_bytes = int(free_before * CPU_CACHE_SHARE) // ranks_here
@@ -243,6 +246,7 @@ def _captured(
     config: EngineConfig,
     model: CausalLM,
     backend: AttentionBackend,
+    states: StatePool,
     eager: EagerForward,
     sampler: Sampler,
     table: SlotTable,
@@ -256,7 +260,8 @@ def _captured(
     if not ranks.least(can_capture) or not isinstance(backend, GraphBackend):
         return None
     largest = _captured_tokens(config, model)
-    padded = PaddedSteps(model, backend, table, limits.page_size, limits.max_num_seqs, largest)
+    sizes = limits.page_size, limits.max_num_seqs, largest
+    padded = PaddedSteps(model, backend, states, table, *sizes)
     graphed = GraphedForward(padded, eager, sampler, table, device, limits, ranks)
     try:
         graphed.capture_first()

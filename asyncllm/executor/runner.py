@@ -16,6 +16,7 @@ from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.executor.step.eager import Samples, StepForward
 from asyncllm.executor.step.inputs import StepRows
 from asyncllm.executor.step.slots import SlotTable
+from asyncllm.executor.step.state_pool import StatePool
 from asyncllm.wire.messages import (
     NO_TOKEN,
     PooledPrompt,
@@ -149,9 +150,11 @@ class ModelRunner:
         sampler: Sampler,
         table: SlotTable,
         copier: PageCopier,
+        states: StatePool,
         device: Device,
     ):
         self._forward = forward
+        self._states = states
         self._sampler = sampler
         self._table = table
         self._copier = copier
@@ -171,12 +174,13 @@ class ModelRunner:
         # already, still write to their own pages.
         known = [self._table.admit(admit) for admit in plan.admits]
         self._table.add_pages(unpack(plan.new_pages, 3))
+        self._states.copy(unpack(plan.state_copies, 2))
         for admit, tokens in zip(plan.admits, known, strict=True):
             self._sampler.admit(admit.slot, admit.params, tokens, admit.num_prompt)
         self._sampler.flush()
         if len(rows) == 0:
             return Ticket(plan.step, 0, 1, t_launch, 0.0, self._copier.ends())
-        step = StepRows.of(rows, self._table)
+        step = StepRows.of(rows, self._table, unpack(plan.state_slots))
         # No idle time is known behind a launch that fails.
         previous, self._previous_end = self._previous_end, None
         with self._device.exclusive():

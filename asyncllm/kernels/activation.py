@@ -30,3 +30,9 @@ def gated(x: Tensor, act: str) -> Tensor:
     """
     gate, up = x.chunk(2, dim=-1)
     return ACTIVATIONS[act](gate) * up
+
+
+@in_triton("activation")
+def sigmoid_gated(x: Tensor, gate: Tensor) -> Tensor:
+    """x * sigmoid(gate) of [tokens, size] each, whose rows may be any distance apart."""
+    return (x.float() * gate.float().sigmoid()).to(x.dtype)

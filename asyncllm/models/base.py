@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from torch import Tensor, nn
 
 from asyncllm.attention.base import ForwardBatch
 from asyncllm.kernels.types import AttentionSpec
+from asyncllm.models.config.base import StateShape
 from asyncllm.models.layers.embedding import OutputProjection
 from asyncllm.models.layers.parameter import Packed, Stored
 from asyncllm.models.quant.place import Place
@@ -22,16 +24,27 @@ class CausalLM(nn.Module, ABC):
     stay below ``max_length``, by default the checkpoint's own limit.
 
     Attributes:
-        attention_specs: of each layer, in order, with this rank's heads.
+        attention_specs: of each layer with attention, in order, with this rank's heads.
+        states: what this rank keeps of a sequence in each recurrent layer, by layer.
         lm_head: the output projection; None if it is the token embedding.
     """
 
     attention_specs: list[AttentionSpec]
+    states: Mapping[int, StateShape] = MappingProxyType({})
     lm_head: OutputProjection | None
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Bytes of this rank's K and V of one token, for a dtype of that size."""
         return sum(spec.kv_size for spec in self.attention_specs) * itemsize
+
+    @property
+    def num_layers(self) -> int:
+        """Layers with attention or a recurrent state."""
+        return len(self.attention_specs) + len(self.states)
+
+    def state_bytes(self, itemsize: int) -> int:
+        """Bytes of this rank's recurrent state of one sequence, for a dtype of that size."""
+        return sum(state.num_bytes(itemsize) for state in self.states.values())
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:

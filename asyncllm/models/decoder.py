@@ -20,6 +20,7 @@ from asyncllm.models.layers.mlp import GatedMLP
 from asyncllm.models.layers.moe import Experts, SparseMoE
 from asyncllm.models.layers.norm import LayerNorm, RMSNorm
 from asyncllm.models.layers.parameter import Placement
+from asyncllm.models.layers.recurrent import RecurrentLayer
 from asyncllm.models.layers.rotary import rotary_table
 from asyncllm.models.layers.router import Router
 from asyncllm.models.rope import RopeConfig
@@ -51,15 +52,21 @@ class DecoderLM(CausalLM, Generic[C]):
     ):
         super().__init__()
         self.config = config
-        specs = [_spec(config, i) for i in range(config.num_hidden_layers)]
+        numbers = range(config.num_hidden_layers)
+        specs = [_spec(config, i) for i in numbers if config.has_attention(i)]
         self.attention_specs = [HeadShare.of(spec, place.ranks).spec for spec in specs]
+        by_layer = {spec.layer: spec for spec in specs}
+        mixers = [self._make_mixer(config, i, by_layer.get(i), place) for i in numbers]
+        self.states = {
+            i: mixer.state for i, mixer in enumerate(mixers) if isinstance(mixer, RecurrentLayer)
+        }
         scale = config.embedding_scale
         self.model = _Stack(
             TokenEmbedding(config.vocab_size, config.hidden_size, place, scale=scale),
-            [self._make_layer(config, spec, place) for spec in specs],
+            [self._make_layer(config, i, mixers[i], place) for i in numbers],
             self.make_norm(config, config.hidden_size, place),
-            [config.rope(i) for i in range(config.num_hidden_layers)],
-            max(spec.kv_layer for spec in specs),
+            [config.rope(i) if config.has_attention(i) else None for i in numbers],
+            max([spec.kv_layer for spec in specs] + list(self.states)),
             max_length or config.context_length,
             place,
         )
@@ -71,6 +78,10 @@ class DecoderLM(CausalLM, Generic[C]):
         """The attention of layer ``spec.layer``; the spec is of all ranks' heads."""
         bias = config.attention_bias
         return self._attention(config, spec, place, qkv_bias=bias, out_bias=bias)
+
+    def make_recurrent(self, config: C, layer: int, place: Placement) -> RecurrentLayer:
+        """What a layer without attention has in its place."""
+        raise NotImplementedError
 
     def make_mlp(self, config: C, layer: int, place: Placement) -> nn.Module:
         """The feed-forward part of a layer."""
@@ -109,11 +120,17 @@ class DecoderLM(CausalLM, Generic[C]):
             **options,
         )
 
-    def _make_layer(self, config: C, spec: AttentionSpec, place: Placement) -> nn.Module:
-        attention = self.make_attention(config, spec, place)
-        mlp = self.make_mlp(config, spec.layer, place)
+    def _make_mixer(
+        self, config: C, layer: int, spec: AttentionSpec | None, place: Placement
+    ) -> nn.Module:
+        if spec is None:
+            return self.make_recurrent(config, layer, place)
+        return self.make_attention(config, spec, place)
+
+    def _make_layer(self, config: C, layer: int, mixer: nn.Module, place: Placement) -> nn.Module:
+        mlp = self.make_mlp(config, layer, place)
         make_norm = partial(self.make_norm, config, config.hidden_size, place)
-        return self.make_block(config, attention, mlp, make_norm, place)
+        return self.make_block(config, mixer, mlp, make_norm, place)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         hidden: Tensor = self.model(batch)
@@ -145,8 +162,8 @@ class _Stack(nn.Module):
     """From token ids to hidden states before the last norm.
 
     Attributes:
-        last_with_keys: the last layer with keys and values of its own. Those after it need only the
-            tokens that yield logits.
+        last_with_keys: the last layer with a state, or with keys and values of its own. Those after
+            it need only the tokens that yield logits.
         layer_inputs: None, or makes a further argument of each layer, of ids and embeddings.
     """
 

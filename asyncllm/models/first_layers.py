@@ -17,14 +17,15 @@ M = TypeVar("M", bound=nn.Module)
 def layer_kinds(model: CausalLM) -> list[Hashable]:
     """The kind of each layer: two of a kind launch the same kernels, on tensors of equal shapes."""
     config = getattr(model, "config", None)
+    attentions = {spec.layer: spec for spec in model.attention_specs}
     return [
         (
-            attention.kind,
-            config.rope(attention.layer) if isinstance(config, DecoderConfig) else None,
+            attentions[number].kind if number in attentions else model.states.get(number),
+            config.rope(number) if isinstance(config, DecoderConfig) else None,
             *(type(module) for module in layer.modules()),
             *((name, parameter.shape) for name, parameter in layer.named_parameters()),
         )
-        for attention, layer in zip(model.attention_specs, _layers(model)[1], strict=True)
+        for number, layer in enumerate(_layers(model)[1])
     ]
 
 
@@ -40,7 +41,8 @@ def first_layers(model: CausalLM) -> CausalLM:
         return model
     path, layers = _layers(model)
     short = _copied(model)
-    short.attention_specs = model.attention_specs[:count]
+    short.attention_specs = [spec for spec in model.attention_specs if spec.layer < count]
+    short.states = {layer: state for layer, state in model.states.items() if layer < count}
     inner: nn.Module = short
     *parents, name = path.split(".")
     for parent in parents:
@@ -53,7 +55,7 @@ def first_layers(model: CausalLM) -> CausalLM:
 
 def _layers(model: CausalLM) -> tuple[str, nn.ModuleList]:
     """The list of all layers, and its path in the model."""
-    count = len(model.attention_specs)
+    count = model.num_layers
     return next(
         (path, module)
         for path, module in model.named_modules()

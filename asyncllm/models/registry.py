@@ -40,6 +40,7 @@ from asyncllm.models.config.qwen import (
     Qwen3VLConfig,
     Qwen3VLMoeConfig,
 )
+from asyncllm.models.config.qwen3_next import Qwen3_5Config, Qwen3_5MoeConfig, Qwen3NextConfig
 from asyncllm.models.config.starcoder2 import Starcoder2Config
 
 if TYPE_CHECKING:
@@ -140,6 +141,29 @@ FAMILIES = (
         Qwen3VLMoeConfig,
         (),
         multimodal=("Qwen3VLMoeForConditionalGeneration",),
+    ),
+    Family(
+        "Qwen3-Next, Qwen3-Coder-Next",
+        "qwen3_next",
+        "Qwen3NextForCausalLM",
+        Qwen3NextConfig,
+        ("Qwen3NextForCausalLM",),
+    ),
+    Family(
+        "Qwen3.5, 3.6, 3.8",
+        "qwen3_next",
+        "Qwen3_5ForCausalLM",
+        Qwen3_5Config,
+        ("Qwen3_5ForCausalLM",),
+        multimodal=("Qwen3_5ForConditionalGeneration",),
+    ),
+    Family(
+        "Qwen3.5-MoE, 3.6-MoE",
+        "qwen3_next",
+        "Qwen3_5ForCausalLM",
+        Qwen3_5MoeConfig,
+        ("Qwen3_5MoeForCausalLM",),
+        multimodal=("Qwen3_5MoeForConditionalGeneration",),
     ),
     Family("Gemma", "gemma", "GemmaForCausalLM", GemmaConfig, ("GemmaForCausalLM",)),
     Family(
@@ -258,8 +282,8 @@ _NEEDS: Final = (
         "multi-head latent attention (MLA)",
     ),
     (
-        r"Qwen3Next|Qwen3_5|Qwen3_6|Qwen3_8|OlmoHybrid|KimiLinear",
-        "layers with a recurrent state (gated delta nets)",
+        r"OlmoHybrid|KimiLinear",
+        "layers with a recurrent state (delta nets of another kind)",
     ),
     (
         r"Mamba|Jamba|Bamba|FalconH1|NemotronH|Zamba|GraniteMoeHybrid|Lfm2|Plamo2|Rwkv|xLSTM"

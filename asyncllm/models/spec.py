@@ -57,8 +57,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         return itemsize * sum(
             2 * config.kv_heads(layer) * config.head_size(layer)
             for layer in range(self.num_layers)
-            if config.kv_source(layer) is None
+            if config.has_attention(layer) and config.kv_source(layer) is None
         )
+
+    def state_bytes(self, itemsize: int) -> int:
+        """Bytes of one sequence's recurrent state in all layers, whatever its length; 0: none."""
+        states = map(self.config.state, range(self.num_layers))
+        return sum(state.num_bytes(itemsize) for state in states if state is not None)
 
 
 class _TokenIds(msgspec.Struct):

@@ -74,6 +74,8 @@ def _model(name: str) -> str:
         "weights": _weights(spec),
         "KV cache": f"{spec.kv_bytes_per_token(2) / 1024:,.0f} KiB a token in 16 bits",
     }
+    if state := spec.state_bytes(2):
+        rows["state"] = f"{state / 2**20:,.1f} MiB a sequence; no prefix cache yet"
     return "\n".join(f"{title:9} {text}" for title, text in rows.items())
 
 

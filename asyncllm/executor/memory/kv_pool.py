@@ -37,6 +37,7 @@ class KVPool:
         storage: one dimension: K of all pages in the first layer, V, then the next layer.
         parts: elements of a page's K and V in each layer, in that order.
         page_bytes: of one page in all layers.
+        first_layer: that has K and V.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class KVPool:
         own = [spec for spec in specs if spec.shares is None]
         self.num_pages = num_pages
         self.page_size = page_size
+        self.first_layer = own[0].layer
         self.parts = [spec.kv_size // 2 * page_size for spec in own for _ in range(2)]
         self.storage = torch.zeros(num_pages * sum(self.parts), dtype=dtype, device=device)
         self.page_bytes = self.storage.nbytes // num_pages

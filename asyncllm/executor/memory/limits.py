@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
+import msgspec
+
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import ModelError
 from asyncllm.models.spec import ModelSpec
@@ -29,6 +31,8 @@ GRAPHS_LAYER_BYTES = 12 << 20
 #: Hits grow slowly with the size of a cache, so a host tier that adds a smaller share hardly
 #: matters: 14 % more raise them from 4.9 to 5.1 % on the Mooncake conversation trace.
 SMALL_HOST_SHARE = 0.25
+#: The most of the memory for caches that recurrent states take; pages have the rest.
+STATES_SHARE = 0.5
 
 
 class GpuMemory(NamedTuple):
@@ -102,15 +106,17 @@ def resolve_limits(
     cache_bytes: int,
     host_bytes: int,
     bytes_per_token: int,
+    state_bytes: int = 0,
     account: str = "",
     step_sizes: tuple[int, ...] = (),
 ) -> EngineLimits:
     """Compute the scheduler's limits from the configuration and the memory.
 
     Args:
-        cache_bytes: memory for the KV cache.
+        cache_bytes: memory for the KV cache and recurrent states.
         host_bytes: free memory of the host; on a CPU, before the KV cache is made.
         bytes_per_token: K and V of one position in all layers.
+        state_bytes: the recurrent state of one sequence in all layers; 0: it has none.
         account: how ``cache_bytes`` was computed, for error messages.
 
     Raises:
@@ -119,6 +125,10 @@ def resolve_limits(
     """
     wanted_len = wanted_length(config, spec)
     because = f" ({account})" if account else ""
+    num_states = 0
+    if state_bytes:
+        config, num_states = _with_states(config, cache_bytes, state_bytes, because)
+        cache_bytes -= (num_states + 1) * state_bytes
     num_pages = _num_pages(config, wanted_len, device, cache_bytes, bytes_per_token, because)
     capacity = num_pages * config.page_size
     if capacity < wanted_len and config.max_model_len is not None:
@@ -165,7 +175,36 @@ def resolve_limits(
         embedding_size=spec.config.output_size,
         max_cache_ttl=config.max_cache_ttl_s,
         max_pinned_share=config.max_pinned_share,
+        num_states=num_states,
+        state_bytes=state_bytes,
     )
+
+
+def _with_states(
+    config: EngineConfig, cache_bytes: int, state_bytes: int, because: str
+) -> tuple[EngineConfig, int]:
+    """The configuration for a model with recurrent layers, and the number of state slots.
+
+    Every sequence has a slot. States of prefixes are not kept, so there is no prefix cache.
+    """
+    room = int(STATES_SHARE * cache_bytes) // state_bytes - 1  # slot 0 is nobody's
+    if room < 1:
+        raise ModelError(
+            f"{gib(cache_bytes)} are free for the KV cache and recurrent states, of which one "
+            f"takes {gib(state_bytes)}: no sequence fits{because}",
+            param="gpu_memory_utilization",
+        )
+    num_states = min(config.max_num_seqs, room)
+    if num_states < config.max_num_seqs:
+        log.warning(
+            "max_num_seqs is %d: that many recurrent states of %s fit beside the KV cache",
+            num_states,
+            gib(state_bytes),
+        )
+    if config.prefix_caching:
+        log.info("no prefix cache: the model has recurrent layers, whose states are not kept in it")
+    off = {"prefix_caching": False, "host_kv_gib": 0.0}
+    return msgspec.structs.replace(config, max_num_seqs=num_states, **off), num_states
 
 
 def _remedy(config: EngineConfig, device: str) -> str:

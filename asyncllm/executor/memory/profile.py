@@ -29,6 +29,7 @@ from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.executor.step.eager import EagerForward
 from asyncllm.executor.step.inputs import StepRows
 from asyncllm.executor.step.slots import SlotTable
+from asyncllm.executor.step.state_pool import StatePool
 from asyncllm.models.base import CausalLM
 from asyncllm.models.first_layers import first_layers
 from asyncllm.models.spec import ModelSpec
@@ -111,7 +112,8 @@ def _peaks(
     pool = KVPool(model.attention_specs, 1, size.page_size, dtype, cuda)
     sampler = Sampler(size.rows, spec.vocab_size, device)
     table = SlotTable(size.rows, -(-size.row_tokens // size.page_size), device)
-    parts = first_layers(model), make_backend(pool), sampler, table, size.page_size, device
+    states = StatePool(model.states, 1, dtype, cuda)
+    parts = first_layers(model), make_backend(pool), states, sampler, table, size.page_size, device
     forward = EagerForward(*parts)
     for step in largest_steps(size, spec.vocab_size, table, sampler):
         with device.exclusive():

@@ -163,21 +163,20 @@ def shape_of(profile: str, spec: ModelSpec) -> Shape:
     if profile in SHAPES:
         return SHAPES[profile]
     config = spec.config
-    layers = range(spec.num_layers)
+    layers = [layer for layer in range(spec.num_layers) if config.has_attention(layer)]
     mlp, experts, used_experts = _mlp_params(config)
-    queries = [config.num_attention_heads * config.head_size(layer) for layer in layers]
-    keys = [config.kv_heads(layer) * config.head_size(layer) for layer in layers]
-    windows = [config.window(layer) for layer in layers]
-    kinds = [
-        0 if config.kv_source(layer) is not None else 1 if config.values_are_keys(layer) else 2
-        for layer in layers
-    ]
+    queries = {i: config.num_attention_heads * config.head_size(i) for i in layers}
+    keys = {i: config.kv_heads(i) * config.head_size(i) for i in layers}
+    kinds = {
+        i: 0 if config.kv_source(i) is not None else 1 if config.values_are_keys(i) else 2
+        for i in layers
+    }
     projected = sum(2 * queries[i] + kinds[i] * keys[i] for i in layers)
     more, tables = config.more_params
     head = spec.vocab_size * spec.hidden_size
     return Shape(
         num_layers=spec.num_layers,
-        attention=Attention.of((windows[i], 2 * keys[i], queries[i]) for i in layers),
+        attention=Attention.of((config.window(i), 2 * keys[i], queries[i]) for i in layers),
         kv_size=spec.kv_bytes_per_token(1),
         params=spec.hidden_size * projected + mlp + more,
         expert_params=experts,

@@ -26,6 +26,7 @@ from asyncllm.executor.startup.triton_prebuild import Variant, recorded_launches
 from asyncllm.executor.step.eager import EagerForward
 from asyncllm.executor.step.padded_steps import PaddedSteps, captured_tokens
 from asyncllm.executor.step.slots import SlotTable
+from asyncllm.executor.step.state_pool import StatePool
 from asyncllm.kernels.attention import apply_sinks
 from asyncllm.kernels.gpu import Gpu, gpu_of
 from asyncllm.kernels.tokens import list_pages
@@ -88,13 +89,14 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
             out = torch.empty(shape, dtype=dtype, device=meta)
             sinks = torch.empty(shape[1], dtype=dtype, device=meta)
             apply_sinks(out, torch.empty(shape[:2], device=meta), sinks)
-    eager = EagerForward(model, backend, sampler, table, page_size, device)
+    states = StatePool(model.states, 1, dtype, meta)
+    eager = EagerForward(model, backend, states, sampler, table, page_size, device)
     sampler.warm_up(dtype)
     table.warm_up()
     size = StepSize(max_rows, step_tokens(config, "cuda"), length, most_captured, page_size)
     for step in largest_steps(size, spec.vocab_size, table, sampler):
         eager(step)
-    padded = PaddedSteps(model, backend, table, page_size, max_rows, most_captured)
+    padded = PaddedSteps(model, backend, states, table, page_size, max_rows, most_captured)
     for captured in padded.decode_sizes + padded.mixed_sizes:
         flat = torch.empty(captured.num_ints, dtype=torch.int32, device=meta)
         logits, rows = padded.run(captured, flat, padded.plan(captured, flat))

@@ -25,6 +25,7 @@ from asyncllm.executor.startup.triton_prebuild import recorded_launches
 from asyncllm.executor.step.eager import EagerForward
 from asyncllm.executor.step.padded_steps import captured_tokens
 from asyncllm.executor.step.slots import SlotTable
+from asyncllm.executor.step.state_pool import StatePool
 from asyncllm.kernels.gpu import Gpu
 from asyncllm.models.first_layers import first_layers
 from asyncllm.models.loading.allocate import Kept, kernels_take
@@ -67,7 +68,8 @@ def _step_memory(folder: Path, config: EngineConfig, dtype: torch.dtype, gpu: Gp
         sampler = Sampler(max_rows, spec.vocab_size, device)
         table = SlotTable(max_rows, -(-length // page_size), device)
         backend = PagedBackend(pool, device.upload)
-        forward = EagerForward(model, backend, sampler, table, page_size, device)
+        states = StatePool(model.states, 1, dtype, meta)
+        forward = EagerForward(model, backend, states, sampler, table, page_size, device)
         for step in largest_steps(size, spec.vocab_size, table, sampler):
             forward(step)
         largest = allocations.peak

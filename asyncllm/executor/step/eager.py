@@ -15,6 +15,7 @@ from asyncllm.executor.device import Device
 from asyncllm.executor.sampling.sampler import Sampled, Sampler
 from asyncllm.executor.step.inputs import PooledRow, ScoredRow, StepInputs, StepRows, upload_step
 from asyncllm.executor.step.slots import SlotTable
+from asyncllm.executor.step.state_pool import StatePool
 from asyncllm.models.base import CausalLM
 from asyncllm.wire.messages import PooledPrompt, ScoredPrompt
 
@@ -172,6 +173,7 @@ class EagerForward:
         self,
         model: CausalLM,
         backend: AttentionBackend,
+        states: StatePool,
         sampler: Sampler,
         table: SlotTable,
         page_size: int,
@@ -179,6 +181,7 @@ class EagerForward:
     ):
         self._model = model
         self._backend = backend
+        self._states = states
         self._sampler = sampler
         self._table = table
         self._page_size = page_size
@@ -221,6 +224,7 @@ class EagerForward:
             backend=self._backend,
             plan=self._backend.plan(step.rows, self._table.block_table),
             logit_rows=inputs.logit_rows,
+            states=self._states.of_step(step.rows, step.state_slots, self._device.upload),
         )
         hidden: Tensor = self._model(batch)
         return hidden

@@ -59,6 +59,7 @@ class StepRows:
 
     Attributes:
         rows: int32 [n, 3] of (slot, start, q_len).
+        state_slots: int32 [n]; the slots of their recurrent states. 0 in models without.
         entries: int32 [3, tokens]; id or LAST_TOKEN, slot and position of each token.
         sampling: int64 [samples]; the rows that sample.
         sample_at: int64 [samples]; their last tokens.
@@ -67,6 +68,7 @@ class StepRows:
     """
 
     rows: np.ndarray
+    state_slots: np.ndarray
     entries: np.ndarray
     sampling: np.ndarray
     sample_at: np.ndarray
@@ -100,11 +102,13 @@ class StepRows:
         )
 
     @classmethod
-    def of(cls, rows: np.ndarray, table: SlotTable) -> Self:
+    def of(cls, rows: np.ndarray, table: SlotTable, state_slots: np.ndarray | None = None) -> Self:
         """Look up the tokens that came with admissions; rows int32 [n, 3], n > 0.
 
         Takes from the table what these rows' prompts still have to be scored or pooled.
         """
+        if state_slots is None or len(state_slots) == 0:
+            state_slots = np.zeros(len(rows), dtype=np.int32)
         slots, starts, q_lens = rows.astype(np.int64).T
         ends = np.cumsum(q_lens)
         known = table.num_known[slots]
@@ -118,7 +122,8 @@ class StepRows:
             tokens = table.known(slots[row], starts[row], q_lens[row])
             ids[ends[row] - q_lens[row] : ends[row]] = tokens
         lengths = (starts + q_lens)[sampling]
-        step = cls(rows, entries, sampling, ends[sampling] - 1, slots[sampling], lengths)
+        samples = sampling, ends[sampling] - 1, slots[sampling], lengths
+        step = cls(rows, state_slots, entries, *samples)
         if not table.scoring and not table.pooling:
             return step
         scored, pooled = tuple(_scored_rows(rows, table)), tuple(_pooled_rows(rows, table))

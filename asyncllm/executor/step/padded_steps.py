@@ -23,6 +23,7 @@ from asyncllm.attention.base import (
 )
 from asyncllm.executor.step.inputs import LAST_TOKEN, StepRows
 from asyncllm.executor.step.slots import SlotTable
+from asyncllm.executor.step.state_pool import StatePool
 from asyncllm.kernels.tokens import locate_tokens
 from asyncllm.kernels.types import PrefillRows
 from asyncllm.models.base import CausalLM
@@ -57,18 +58,19 @@ class Size(NamedTuple):
     @property
     def num_ints(self) -> int:
         """Length of the int32 input that ``PaddedSteps.pack`` makes and ``run`` takes."""
-        return 3 * self.tokens + (6 * self.rows + 1 if self.mixed else self.rows)
+        return 3 * self.tokens + (8 * self.rows + 2 if self.mixed else 3 * self.rows)
 
     def split(self, flat: Any) -> Any:
-        """entries [3, tokens], lengths; for mixed steps also decode lengths, slots, starts, last
-        tokens, and offsets of prefill rows."""
+        """entries [3, tokens], lengths, starts, state slots; for mixed steps also decode lengths,
+        slots, last tokens, offsets of all rows, and offsets of prefill rows."""
         tokens, rows, mixed = self
         entries = flat[: 3 * tokens].reshape(3, tokens)
         rest = flat[3 * tokens : self.num_ints]
+        parts = [rest[i * rows : (i + 1) * rows] for i in range(6 if mixed else 3)]
         if not mixed:
-            return entries, rest
-        parts = [rest[i * rows : (i + 1) * rows] for i in range(5)]
-        return entries, *parts, rest[5 * rows :]
+            return entries, *parts
+        offsets = rest[6 * rows :]
+        return entries, *parts, offsets[: rows + 1], offsets[rows + 1 :]
 
 
 class PaddedSteps:
@@ -83,6 +85,7 @@ class PaddedSteps:
         self,
         model: CausalLM,
         backend: GraphBackend,
+        states: StatePool,
         table: SlotTable,
         page_size: int,
         max_rows: int,
@@ -90,6 +93,7 @@ class PaddedSteps:
     ):
         self._model = model
         self._backend = backend
+        self._states = states
         self._table = table
         self._page_size = page_size
         self._decode_rows = row_buckets(max_rows)
@@ -125,7 +129,7 @@ class PaddedSteps:
     def pack(self, size: Size, step: StepRows | None) -> np.ndarray:
         """The step's input, int32 [num_ints]; None is a step of padding only."""
         flat = np.zeros(size.num_ints, dtype=np.int32)
-        entries, lengths, *mixed = size.split(flat)
+        entries, lengths, row_starts, states, *mixed = size.split(flat)
         entries[:] = [[LAST_TOKEN], [self._table.dummy_slot], [-1]]
         if mixed:
             mixed[1][:] = self._table.dummy_slot
@@ -135,25 +139,26 @@ class PaddedSteps:
         entries[:, : step.entries.shape[1]] = step.entries
         count = len(slots)
         lengths[:count] = starts + q_lens
+        row_starts[:count] = starts
+        states[:count] = step.state_slots
         if mixed:
-            decode_lengths, row_slots, row_starts, last, offsets = mixed
+            decode_lengths, row_slots, last, offsets, prefill_offsets = mixed
             row_slots[:count] = slots
-            row_starts[:count] = starts
             ends = q_lens.cumsum()
             last[:count] = ends - 1
+            offsets[1 : count + 1] = ends
+            offsets[count + 1 :] = ends[-1]
             decodes = count_decode_rows(step.rows)
             decode_lengths[:decodes] = lengths[:decodes]
-            offsets[: decodes + 1] = decodes
-            offsets[decodes + 1 : count + 1] = ends[decodes:]
-            offsets[count + 1 :] = ends[-1]
+            prefill_offsets[:] = np.maximum(offsets, decodes)
         return flat
 
     def plan(self, size: Size, flat: Tensor) -> Any:
         """The backend's plan for steps of this size in this buffer, int32 [num_ints]."""
-        entries, lengths, *mixed = size.split(flat)
+        entries, lengths, starts, _, *mixed = size.split(flat)
         rows = GraphRows(size.tokens, entries[1], lengths, None)
         if mixed:
-            decode_lengths, slots, starts, _, offsets = mixed
+            decode_lengths, slots, _, _, offsets = mixed
             prefill = PrefillRows(slots, starts, offsets)
             rows = GraphRows(size.tokens, slots, decode_lengths, prefill)
         return self._backend.graph_plan(rows, self._table.block_table)
@@ -169,12 +174,13 @@ class PaddedSteps:
             flat: int32 [num_ints], from ``pack``.
             plan: of ``plan`` for this buffer.
         """
-        entries, lengths, *mixed = size.split(flat)
+        entries, lengths, starts, state_slots, *mixed = size.split(flat)
         table = self._table
         tokens = locate_tokens(entries, table.last_token, table.block_table, self._page_size)
-        slots, last = (mixed[1], mixed[3]) if mixed else (entries[1], None)
+        slots, last, offsets = mixed[1:4] if mixed else (entries[1], None, None)
         rows = LogitRows(slots, lengths)
-        batch = ForwardBatch(*tokens, last, self._backend, plan, rows)
+        states = self._states.of_slots(state_slots, starts, offsets)
+        batch = ForwardBatch(*tokens, last, self._backend, plan, rows, states)
         return self._model.logits(self._model(batch)), rows
 
 
@@ -185,7 +191,7 @@ def captured_tokens(model: CausalLM) -> int:
     cost time.
     """
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    launching = len(model.attention_specs) * LAUNCH_SECONDS
+    launching = model.num_layers * LAUNCH_SECONDS
     return min(int(launching * FLOPS / (2 * num_parameters)), MIXED_TOKENS[-1])
 
 

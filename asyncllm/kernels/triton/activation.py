@@ -54,6 +54,33 @@ def _gated(
 _launch = Launcher(_gated)
 
 
+@triton.jit
+def _sigmoid_gated(
+    x,
+    gate,
+    y,
+    ROW_STRIDE: tl.constexpr,
+    GATE_STRIDE: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    blocks: tl.constexpr = (SIZE + BLOCK - 1) // BLOCK
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    columns = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < SIZE
+    values = tl.load(x + row * ROW_STRIDE + columns, mask=mask).to(tl.float32)
+    logits = tl.load(gate + row * GATE_STRIDE + columns, mask=mask).to(tl.float32)
+    values = values / (1.0 + tl.exp(-logits))
+    tl.store(y + row * SIZE + columns, values.to(y.dtype.element_ty), mask=mask)
+
+
+_launch_sigmoid = Launcher(_sigmoid_gated)
+
+
 def gated(x: Tensor, act: str) -> Tensor:
     """See ``kernels.activation.gated``."""
     rows, size = x.shape[0], x.shape[1] // 2
@@ -64,4 +91,18 @@ def gated(x: Tensor, act: str) -> Tensor:
     block = num_warps * 32 * 16 // x.itemsize
     grid = (rows * cdiv(size, block), 1, 1)
     _launch(grid, (x, y), (x.stride(0), size, act, block), num_warps)
+    return y
+
+
+def sigmoid_gated(x: Tensor, gate: Tensor) -> Tensor:
+    """See ``kernels.activation.sigmoid_gated``."""
+    rows, size = x.shape
+    y = x.new_empty(rows, size)
+    if rows == 0:
+        return y
+    num_warps = 4
+    block = num_warps * 32 * 16 // x.itemsize
+    grid = (rows * cdiv(size, block), 1, 1)
+    strides = x.stride(0), gate.stride(0)
+    _launch_sigmoid(grid, (x, gate, y), (*strides, size, block), num_warps)
     return y

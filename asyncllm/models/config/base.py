@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
 
@@ -11,6 +11,8 @@ from asyncllm.models.rope import RopeConfig
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
+#: Of layers with a recurrent state instead of keys and values.
+LINEAR = "linear_attention"
 
 #: Bounds far beyond any existing model; larger values are mistakes or attacks on memory.
 Layers = Annotated[int, msgspec.Meta(ge=1, le=2**10)]
@@ -38,6 +40,35 @@ def check_activation(name: str) -> None:
         raise ModelError(f"activation {name!r} is not supported; {supported} are")
 
 
+class StateShape(NamedTuple):
+    """What a recurrent layer keeps of one sequence, whatever its length.
+
+    Attributes:
+        channels, width: of its short convolution: the last ``width`` inputs, in the model's dtype.
+        heads, keys, values: a float32 matrix [keys, values] of each head; none with 0 heads.
+    """
+
+    channels: int
+    width: int
+    heads: int = 0
+    keys: int = 0
+    values: int = 0
+
+    @property
+    def num_inputs(self) -> int:
+        """Elements of the inputs."""
+        return self.channels * self.width
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the matrices."""
+        return self.heads * self.keys * self.values
+
+    def num_bytes(self, itemsize: int) -> int:
+        """Of the whole state, in a model whose numbers have that many bytes."""
+        return self.num_inputs * itemsize + 4 * self.num_elements
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of every family."""
 
@@ -59,6 +90,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     def more_params(self) -> tuple[int, int]:
         """Weights besides attention, MLPs, experts and vocabulary: in matmuls, and in tables."""
         return 0, 0
+
+    def state(self, layer: int) -> StateShape | None:
+        """The recurrent state of a layer; None if it has none."""
+        return None
+
+    def has_attention(self, layer: int) -> bool:
+        """Whether a layer has keys and values."""
+        return self.state(layer) is None
 
     def kv_heads(self, layer: int) -> int:
         """Key and value heads of a layer."""
@@ -235,7 +274,9 @@ class DecoderConfig(Config, frozen=True, kw_only=True):
     def _rope_type(self, name: str) -> str:
         return name
 
-    def _listed_layer_type(self, layer: int) -> str | None:
+    def _listed_layer_type(
+        self, layer: int, known: tuple[str, ...] = (FULL, SLIDING)
+    ) -> str | None:
         """The entry of ``layer_types``, None without such a list."""
         if self.layer_types is None:
             return None
@@ -244,7 +285,7 @@ class DecoderConfig(Config, frozen=True, kw_only=True):
                 f"layer_types has {len(self.layer_types)} entries for "
                 f"{self.num_hidden_layers} layers"
             )
-        if self.layer_types[layer] not in (FULL, SLIDING):
+        if self.layer_types[layer] not in known:
             raise ModelError(f"layer type {self.layer_types[layer]!r} is not supported")
         return self.layer_types[layer]
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from asyncllm.attention.base import ForwardBatch
 from asyncllm.errors import ModelError
+from asyncllm.kernels.activation import sigmoid_gated
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding, Norm
-from asyncllm.models.layers.linear import FusedLinear, Kept, RowLinear
+from asyncllm.models.layers.linear import FusedLinear, Kept, RowLinear, rows_by_part
 from asyncllm.models.layers.norm import RMSNorm, SharedRMSNorm
 from asyncllm.models.layers.parameter import Packed, Placement
 from asyncllm.models.quant.place import Place
@@ -76,6 +77,8 @@ class Attention(nn.Module):
     Args:
         spec: of all ranks' heads.
         head_norm: makes a norm of a size; for the query and key heads, if the family has them.
+        has_gate: what each query head attends to is multiplied by the sigmoid of a gate. On disk,
+            ``q_proj`` has each head's query, then its gate; here, all gates come first.
         fused_on_disk: queries, keys and values are one matrix in the checkpoint too.
         neighbours: leading elements of a head whose pairs are side by side in the checkpoint. They
             are loaded in our order, which is the same to attention: queries and keys agree.
@@ -92,6 +95,7 @@ class Attention(nn.Module):
         qkv_bias: bool = False,
         out_bias: bool = False,
         head_norm: Callable[[int], RMSNorm] | None = None,
+        has_gate: bool = False,
         fused_on_disk: bool = False,
         neighbours: int = 0,
     ):
@@ -108,6 +112,11 @@ class Attention(nn.Module):
         if neighbours:
             orders["q_proj"] = _pairs_apart(spec.num_heads, spec.head_dim, neighbours)
             orders["k_proj"] = _pairs_apart(spec.num_kv_heads, spec.head_dim, neighbours)
+        self.gate_size = queries.size if has_gate else 0
+        if has_gate:
+            outputs["q_proj"] = queries.times(2)
+            query, gate = rows_by_part(spec.num_heads, (spec.head_dim, spec.head_dim))
+            orders["q_proj"] = torch.cat((gate, query))
         self.qkv_proj = FusedLinear(hidden_size, outputs, place, bias=qkv_bias, orders=orders)
         self.o_proj = RowLinear(queries, hidden_size, place, bias=out_bias)
         self.q_norm: RMSNorm | None = None if head_norm is None else head_norm(spec.head_dim)
@@ -128,15 +137,18 @@ class Attention(nn.Module):
         Args:
             rope: float32 [max_length, rotary_dim]; see ``HeadEncoding.rope``.
         """
-        qkv = self.project(x, batch, norm)
+        projected = self.project(x, batch, norm)
+        gates, qkv = projected[:, : self.gate_size], projected[:, self.gate_size :]
         sinks = None if self.head_sinks is None else self.head_sinks.scores
         encoding = HeadEncoding(*self.head_norms(), rope, sinks, self.normalizes_values)
         attended = batch.attend(self.spec, qkv, encoding)
+        if self.gate_size:
+            attended = sigmoid_gated(attended, batch.needed(gates))
         out: Tensor = self.o_proj(attended, residual=residual)
         return out
 
     def project(self, x: Tensor, batch: ForwardBatch, norm: Norm | None) -> Tensor:
-        """Queries, keys and values of x before their encoding: ``AttentionBackend.forward``."""
+        """Gates, if there are any, and queries, keys and values of x before their encoding."""
         qkv: Tensor = self.qkv_proj(x, norm=norm)
         return qkv
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple, Self
 
+import torch
 from torch import Tensor, nn
 
 from asyncllm.kernels.linear import linear
@@ -39,6 +40,11 @@ class Kept(NamedTuple):
         """This rank's share of ``count`` units of features; see ``parallel.ranks.share``."""
         part = share(count, what, ranks)
         return cls(count * unit, (slice(part.start * unit, part.stop * unit),))
+
+    def times(self, unit: int) -> Self:
+        """The features of units that have so many each, where these are units."""
+        parts = (slice(part.start * unit, part.stop * unit) for part in self.slices)
+        return type(self)(self.whole * unit, tuple(parts))
 
     @classmethod
     def aligned(cls, count: int, unit: int, ranks: Ranks) -> Self:
@@ -173,6 +179,13 @@ class FusedLinear(Packed):
             yield f"{name}.weight", kept.place(0, self.weight[rows], order)
             if self.bias is not None:
                 yield f"{name}.bias", kept.place(0, self.bias[rows], order)
+
+
+def rows_by_part(groups: int, sizes: Sequence[int]) -> list[Tensor]:
+    """The rows on disk of each part, where each group has rows of every part side by side: int64
+    [groups * size] for each size."""
+    rows = torch.arange(groups * sum(sizes)).view(groups, sum(sizes))
+    return [part.flatten() for part in rows.split(list(sizes), dim=1)]
 
 
 def _matrix(weight: Weight) -> Tensor | Matrix:

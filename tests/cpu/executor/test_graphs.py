@@ -119,7 +119,7 @@ def model(folder_of: Callable[[str], Path]) -> CausalLM:
 def make(model: CausalLM, params: RowParams) -> tuple[GraphedForward, EagerForward, LockedDevice]:
     """A forward without graphs yet, and the one that runs what they do not."""
     device = LockedDevice()
-    table, pool = prepared(model)
+    table, pool, states = prepared(model)
     sampler = Sampler(SLOTS, VOCAB_SIZE, device)
     for slot in range(SLOTS):
         known = np.random.default_rng(slot).integers(4, 300, 20).astype(np.int32)
@@ -127,8 +127,8 @@ def make(model: CausalLM, params: RowParams) -> tuple[GraphedForward, EagerForwa
         sampler.admit(slot, params, known, 20)
     sampler.flush()
     backend = PagedBackend(pool, device.upload)
-    eager = EagerForward(model, backend, sampler, table, PAGE_SIZE, device)
-    padded = PaddedSteps(model, backend, table, PAGE_SIZE, SLOTS, 128)
+    eager = EagerForward(model, backend, states, sampler, table, PAGE_SIZE, device)
+    padded = PaddedSteps(model, backend, states, table, PAGE_SIZE, SLOTS, 128)
     sizes = limits(max_decode_steps=3, multi_step_rows=8)
     return GraphedForward(padded, eager, sampler, table, device, sizes), eager, device
 
@@ -269,9 +269,10 @@ def test_no_other_engine_launches_a_step_during_a_capture_or_a_step(
     forward.capture_first()
     assert forward.capture_next()
     assert len(locked) >= 2 * forward.count  # each graph's step runs, and is captured
-    _, pool = prepared(model)
+    _, pool, states = prepared(model)
     copier = PageCopier(pool, HostPool(pool, 0, device), device)
-    runner = ModelRunner(noted(forward), forward._sampler, forward._table, copier, device)
+    parts = forward._sampler, forward._table, copier, states
+    runner = ModelRunner(noted(forward), *parts, device)
     runner.launch(StepPlan(0, pack([0, 20, 1]), b"", ()))
     assert all(locked)
 

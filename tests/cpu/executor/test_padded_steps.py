@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from asyncllm.executor.memory.kv_pool import KVPool
 from asyncllm.executor.step.inputs import StepRows, upload_step
 from asyncllm.executor.step.padded_steps import PaddedSteps, row_buckets
 from asyncllm.executor.step.slots import SlotTable
+from asyncllm.executor.step.state_pool import StatePool
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding
 from asyncllm.models.base import CausalLM
 from asyncllm.models.loading.loader import load_model
@@ -75,14 +77,14 @@ class TensorPlanned(SdpaBackend):
         return out
 
 
-@pytest.fixture(scope="module", params=["qwen3", "gemma4"])
+@pytest.fixture(scope="module", params=["qwen3", "gemma4", "qwen3_next"])
 def model(request: pytest.FixtureRequest, folder_of: Callable[[str], Path]) -> CausalLM:
     folder = folder_of(request.param)
     return load_model(folder, read_spec(folder), torch.float32, "cpu", max_length=40)
 
 
-def prepared(model: CausalLM) -> tuple[SlotTable, KVPool]:
-    """Slots 0..5 with random pages, tokens known up to position 20, and a cache of random KV."""
+def prepared(model: CausalLM) -> tuple[SlotTable, KVPool, StatePool]:
+    """Slots 0..5 with random pages, tokens known up to position 20, and random KV and states."""
     generator = torch.Generator().manual_seed(3)
     device = CpuDevice()
     pool = KVPool(model.attention_specs, NUM_PAGES, PAGE_SIZE, torch.float32, "cpu")
@@ -94,7 +96,20 @@ def prepared(model: CausalLM) -> tuple[SlotTable, KVPool]:
     for slot in range(SLOTS):
         known = np.random.default_rng(slot).integers(4, 300, 20).astype(np.int32)
         table.admit(Admit(slot, known.tobytes(), 20, PARAMS))
-    return table, pool
+    states = StatePool(model.states, SLOTS, torch.float32, "cpu")
+    states.inputs.normal_(generator=generator)
+    states.matrices.normal_(0.0, 0.1, generator=generator)
+    return table, pool, states
+
+
+def whole_step(
+    step: StepRows, table: SlotTable, backend: AttentionBackend, states: StatePool
+) -> ForwardBatch:
+    """A step all of whose tokens yield logits."""
+    tokens = upload_step(step, table, PAGE_SIZE, CpuDevice()).tokens
+    of_states = states.of_step(step.rows, step.state_slots, torch.from_numpy)
+    plan = backend.plan(step.rows, table.block_table)
+    return ForwardBatch(*tokens, None, backend, plan, states=of_states)
 
 
 decode = st.tuples(st.integers(20, 38), st.just(1))
@@ -114,18 +129,16 @@ def test_a_padded_step_is_the_same_step(
         [(slot, *span) for slot, span in zip(order, spans, strict=False)], dtype=np.int32
     )
     with torch.inference_mode():
-        table, pool = prepared(model)
-        step = StepRows.of(rows, table)
-        inputs = upload_step(step, table, PAGE_SIZE, CpuDevice())
-        plain = SdpaBackend(pool)
-        batch = ForwardBatch(*inputs.tokens, None, plain, plain.plan(rows, table.block_table))
+        table, pool, states = prepared(model)
+        step = StepRows.of(rows, table, 1 + rows[:, 0])
+        batch = whole_step(step, table, SdpaBackend(pool), states)
         last = torch.from_numpy(rows[:, 2].cumsum() - 1)
         expected = model.logits(model(batch).index_select(0, last))
-        written = pool.storage.clone()
+        written = pool.storage.clone(), states.inputs[1:].clone(), states.matrices[1:].clone()
 
-        table, pool = prepared(model)
+        table, pool, states = prepared(model)
         backend = TensorPlanned(pool, table)
-        padded = PaddedSteps(model, backend, table, PAGE_SIZE, SLOTS, 128)
+        padded = PaddedSteps(model, backend, states, table, PAGE_SIZE, SLOTS, 128)
         sizes = list(padded.sizes_of(step))
         assert sizes == sorted(sizes)
         size = sizes[0]
@@ -138,7 +151,8 @@ def test_a_padded_step_is_the_same_step(
         logits, by_row = padded.run(size, on_device, planned)
     assert logits.shape[0] == size.rows
     torch.testing.assert_close(logits[: len(rows)], expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(pool.storage, written, rtol=1e-5, atol=1e-5)
+    kept = pool.storage, states.inputs[1:], states.matrices[1:]
+    torch.testing.assert_close(kept, written, rtol=1e-5, atol=1e-5)
     assert by_row.slots[: len(rows)].tolist() == rows[:, 0].tolist()
     assert by_row.lengths[: len(rows)].tolist() == (rows[:, 1] + rows[:, 2]).tolist()
     assert by_row.lengths[len(rows) :].tolist() == [0] * (size.rows - len(rows))
@@ -151,18 +165,18 @@ def test_scored_tokens_yield_logits_beside_those_that_sample(
     model: CausalLM, backend: Callable[[KVPool], AttentionBackend]
 ) -> None:
     with torch.inference_mode():
-        table, pool = prepared(model)
+        table, pool, states = prepared(model)
         known = np.arange(10, 30, dtype=np.int32)
         table.admit(Admit(1, known.tobytes(), 20, PARAMS, prompt_logprobs=0))
         rows = np.array([(0, 25, 1), (1, 3, 17), (2, 5, 8)], dtype=np.int32)
-        step = StepRows.of(rows, table)
+        step = StepRows.of(rows, table, 1 + rows[:, 0])
         assert [len(row.targets) for row in step.scored] == [16]
         inputs = upload_step(step, table, PAGE_SIZE, CpuDevice())
-        attention = backend(pool)
-        plan = attention.plan(rows, table.block_table)
-        batch = ForwardBatch(*inputs.tokens, inputs.sample_rows, attention, plan, inputs.logit_rows)
-        hidden = model(batch)
-        everything = model(ForwardBatch(*inputs.tokens, None, attention, plan))
+        batch = whole_step(step, table, backend(pool), states)
+        samples = {"sample_rows": inputs.sample_rows, "logit_rows": inputs.logit_rows}
+        hidden = model(replace(batch, **samples))
+        _, _, states = prepared(model)
+        everything = model(whole_step(step, table, batch.backend, states))
     expected = everything[[*range(1, 17), 0, 17]]
     torch.testing.assert_close(hidden, expected, rtol=1e-5, atol=1e-5)
 
@@ -181,7 +195,7 @@ def test_layers_that_only_read_keys_take_the_tokens_that_yield_logits(
 
     rows = np.array([(0, 20, 1), (1, 3, 17), (2, 0, 8), (3, 19, 1)], dtype=np.int32)
     with torch.inference_mode():
-        table, pool = prepared(model)
+        table, pool, _ = prepared(model)
         inputs = upload_step(StepRows.of(rows, table), table, PAGE_SIZE, CpuDevice())
         backend = Counting(pool, torch.from_numpy)
         samples, plan = inputs.sample_rows, backend.plan(rows, table.block_table)
@@ -196,9 +210,9 @@ def test_layers_that_only_read_keys_take_the_tokens_that_yield_logits(
 
 
 def test_padding_alone_writes_nothing(model: CausalLM) -> None:
-    table, pool = prepared(model)
+    table, pool, states = prepared(model)
     before = pool.storage.clone()
-    padded = PaddedSteps(model, TensorPlanned(pool, table), table, PAGE_SIZE, SLOTS, 128)
+    padded = PaddedSteps(model, TensorPlanned(pool, table), states, table, PAGE_SIZE, SLOTS, 128)
     with torch.inference_mode():
         for size in padded.decode_sizes + padded.mixed_sizes:
             flat = torch.from_numpy(padded.pack(size, None))
@@ -211,13 +225,13 @@ def test_padding_alone_writes_nothing(model: CausalLM) -> None:
 
 
 def test_steps_too_large_for_every_size_have_none(model: CausalLM) -> None:
-    table, pool = prepared(model)
-    padded = PaddedSteps(model, TensorPlanned(pool, table), table, PAGE_SIZE, SLOTS, 128)
+    table, pool, states = prepared(model)
+    padded = PaddedSteps(model, TensorPlanned(pool, table), states, table, PAGE_SIZE, SLOTS, 128)
     rows = np.array([(slot, 0, 20) for slot in range(SLOTS)], dtype=np.int32)
     assert list(padded.sizes_of(StepRows.of(rows, table)))
     entries = np.zeros((3, 129), dtype=np.int32)
     whole = StepRows(
-        rows[:1], entries, np.array([0]), np.array([128]), rows[:1, 0], np.array([129])
+        rows[:1], rows[:1, 0], entries, np.array([0]), np.array([128]), rows[:1, 0], np.array([129])
     )
     assert not list(padded.sizes_of(whole))
 

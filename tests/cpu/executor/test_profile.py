@@ -25,6 +25,7 @@ from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.executor.step.eager import EagerForward
 from asyncllm.executor.step.inputs import StepRows
 from asyncllm.executor.step.slots import SlotTable
+from asyncllm.executor.step.state_pool import StatePool
 from asyncllm.models.loading.loader import load_model
 from asyncllm.models.spec import read_spec
 
@@ -91,7 +92,8 @@ def test_the_steps_run_over_a_single_page() -> None:
         model = load_model(folder, spec, torch.float32, "cpu")
         sampler = Sampler(size.rows, spec.vocab_size, device)
         pool = KVPool(model.attention_specs, 1, 16, torch.float32, "cpu")
-        forward = EagerForward(model, SdpaBackend(pool), sampler, table, 16, device)
+        states = StatePool(model.states, 1, torch.float32, "cpu")
+        forward = EagerForward(model, SdpaBackend(pool), states, sampler, table, 16, device)
         steps = [*largest_steps(size, spec.vocab_size, table, sampler)]
         steps.append(captured_step(size, table, sampler))
         for step in steps:

@@ -51,7 +51,7 @@ async def test_greedy_tokens_and_logprobs_equal_transformers(
         assert llm.stats.pages_held == 0
         if mode != "host tier":  # where what fits at the expected peak is admitted, nearly all
             assert (llm.stats.preemptions > 0) == (mode == "preempting")
-        if mode in ("default", "chunks of 16", "no overlap"):
+        if mode in ("default", "chunks of 16", "no overlap") and llm.limits.prefix_caching:
             cached = sum(completion.usage.cached_tokens for completion in together)
             assert cached > 800, "of the long prompts"
         if mode == "chunks of 64":
@@ -72,12 +72,15 @@ async def test_further_families_equal_transformers(
         for answer in expected:
             check(await llm.generate(answer.prompt, GREEDY), answer)
         # Prefix hits start at once, and outgrow the cache.
-        many = [max(expected[7:2:-1], key=lambda answer: len(answer.tokens))] * 80 + expected
+        copies = 80 if llm.limits.prefix_caching else 8
+        many = [max(expected[7:2:-1], key=lambda answer: len(answer.tokens))] * copies + expected
         together = await asyncio.gather(*(llm.generate(a.prompt, GREEDY) for a in many))
         for completion, answer in zip(together, many, strict=True):
             check(completion, answer)
-        assert sum(completion.usage.cached_tokens for completion in together) > 500
-        assert llm.stats.preemptions > 0
+        cached = sum(completion.usage.cached_tokens for completion in together)
+        if llm.limits.prefix_caching:
+            assert cached > 500
+            assert llm.stats.preemptions > 0
         assert llm.stats.pages_held == 0
 
 

@@ -204,7 +204,7 @@ def test_the_simulated_device_knows_the_number_of_parameters(family: str, tmp_pa
     ("name", "words"),
     [
         ("DeepseekV3ForCausalLM", ["latent attention"]),
-        ("Qwen3NextForCausalLM", ["recurrent", "Qwen3ForCausalLM"]),
+        ("OlmoHybridForCausalLM", ["recurrent", "Olmo3ForCausalLM"]),
         ("Gemma3nForConditionalGeneration", ["share", "Gemma3ForCausalLM"]),
         ("LlamaForSequenceClassification", ["gives scores", "LlamaForCausalLM"]),
         ("ModernBertModel", ["bidirectional"]),

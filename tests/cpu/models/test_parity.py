@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.attention.base import ForwardBatch
+from asyncllm.executor.step.state_pool import StatePool
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding
 from asyncllm.models.base import CausalLM
 from asyncllm.models.loading.loader import load_model
@@ -234,7 +235,9 @@ def test_a_step_never_asks_for_values(family: str, tmp_path: Path) -> None:
     spec = read_spec(tiny_models.make(family, tmp_path))
     model = load_model(tmp_path, spec, torch.bfloat16, "meta")
     ids = torch.empty(7, dtype=torch.int64, device="meta")
-    batch = ForwardBatch(ids, ids, ids, ids[:2], _ShapesOnly(), None)
+    states = StatePool(model.states, 1, torch.bfloat16, "meta")
+    rows = states.of_step(np.array([(0, 0, 7)]), np.array([1]), torch.from_numpy)
+    batch = ForwardBatch(ids, ids, ids, ids[:2], _ShapesOnly(), None, states=rows)
     assert model.logits(model(batch)).shape == (2, 384)
 
 

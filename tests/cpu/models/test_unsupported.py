@@ -17,8 +17,7 @@ def refusal(architecture: str) -> str:
 @pytest.mark.parametrize(
     ("architecture", "near"),
     [
-        ("Qwen3NextForCausalLM", "Qwen3ForCausalLM"),
-        ("Qwen3_5MoeForConditionalGeneration", "Qwen3MoeForCausalLM"),
+        ("Qwen3NextVLForConditionalGeneration", "Qwen3NextForCausalLM"),
         ("Gemma3nForConditionalGeneration", "Gemma3ForCausalLM"),
         ("Llama4ForConditionalGeneration", "LlamaForCausalLM"),
         ("PhiForCausalLM", "Phi3ForCausalLM"),

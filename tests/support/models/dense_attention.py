@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.attention.base import ForwardBatch
+from asyncllm.attention.base import ForwardBatch, StepStates
+from asyncllm.executor.step.state_pool import StatePool
 from asyncllm.kernels.attention import encode_heads
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding
 from asyncllm.models.base import CausalLM
@@ -17,6 +18,14 @@ class DenseBackend:
 
     def __init__(self) -> None:
         self._cache: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self.pool: StatePool | None = None
+
+    def states(self, model: CausalLM, rows: np.ndarray) -> StepStates | None:
+        """The recurrent states of a step of (slot, start, q_len) rows."""
+        if self.pool is None:
+            dtype = next(model.parameters()).dtype
+            self.pool = StatePool(model.states, 8, dtype, "cpu")
+        return self.pool.of_step(rows, 1 + rows[:, 0], torch.from_numpy)
 
     def plan(self, rows: np.ndarray, block_table: Tensor) -> list[tuple[int, int, int]]:
         return [(int(slot), int(start), int(q_len)) for slot, start, q_len in rows]
@@ -87,6 +96,7 @@ def step(
         sample_rows=torch.arange(len(tokens)),
         backend=backend,
         plan=backend.plan(shape, torch.empty(0)),
+        states=backend.states(model, shape),
     )
     with torch.inference_mode():
         logits = model.logits(model(batch))

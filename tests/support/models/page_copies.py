@@ -21,6 +21,7 @@ from asyncllm.executor.runner import ModelRunner
 from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.executor.step.eager import EagerForward
 from asyncllm.executor.step.slots import SlotTable
+from asyncllm.executor.step.state_pool import StatePool
 from asyncllm.executor.worker import Worker
 from asyncllm.kernels.types import AttentionSpec
 from asyncllm.models.spec import read_spec
@@ -212,8 +213,9 @@ def runner_of(tiers: Tiers) -> tuple[ModelRunner, OneToken]:
     model: Any = OneToken(device.torch_device)
     table = SlotTable(4, 8, device)
     sampler = Sampler(4, VOCAB, device)
-    forward = EagerForward(model, model, sampler, table, tiers.pool.page_size, device)
-    return ModelRunner(forward, sampler, table, tiers.copier, device), model
+    states = StatePool({}, 0, torch.float32, device.torch_device)
+    forward = EagerForward(model, model, states, sampler, table, tiers.pool.page_size, device)
+    return ModelRunner(forward, sampler, table, tiers.copier, states, device), model
 
 
 def build(folder: Path, **options: Any) -> Worker:

@@ -72,6 +72,23 @@ _QWEN_VISION: dict[str, Any] = {
     "out_hidden_size": 64,
 }
 
+#: With a small epsilon, norms of results near zero magnify rounding errors.
+_DELTA_NETS: dict[str, Any] = {
+    **_ROTARY,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "rms_norm_eps": 1e-3,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [2, 1, 1],
+    },
+}
+
 #: By family: the name of its configuration class in transformers, and what it is made with.
 _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("OPTConfig", {**_COMMON, "ffn_dim": 96, "word_embed_proj_dim": 64}),
@@ -167,7 +184,35 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "qwen3_5": ("Qwen3_5TextConfig", {**_DELTA_NETS, "num_hidden_layers": 4}),
     "gemma": ("GemmaConfig", {**_ROTARY, "head_dim": 32}),
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        {
+            **_DELTA_NETS,
+            **_EXPERTS,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "num_experts": 8,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 40,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3_5_moe_vision": (
+        "Qwen3_5MoeConfig",
+        {
+            "text_config": {
+                **_DELTA_NETS,
+                "layer_types": ["full_attention", "linear_attention"],
+                "num_hidden_layers": 2,
+                "num_experts": 8,
+                "num_experts_per_tok": 3,
+                "moe_intermediate_size": 48,
+                "shared_expert_intermediate_size": 48,
+            },
+            "vision_config": _QWEN_VISION,
+        },
+    ),
     "smollm3": ("SmolLM3Config", {**_ROTARY, "num_hidden_layers": 4}),
     "olmo2": ("Olmo2Config", _ROTARY),
     "olmo3": (
@@ -415,7 +460,7 @@ def randomize(model: nn.Module, seed: int, std: float = 0.15) -> None:
             values = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() > 1:
                 parameter.copy_(values * std)
-            elif name.endswith("sinks"):
+            elif name.endswith(("sinks", "A_log")):
                 parameter.copy_(values)
             elif name.endswith("bias"):  # some are random already
                 parameter.copy_(values * 0.1)

@@ -1,0 +1,99 @@
+"""The memory of recurrent states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asyncllm.attention.base import StepStates
+from asyncllm.kernels.recurrent.states import LayerState, StateRows
+from asyncllm.kernels.upload import Upload, upload_aligned
+from asyncllm.models.config.base import StateShape
+
+
+class StatePool:
+    """The state of every recurrent layer, by state slot.
+
+    Only the scheduler knows which slots are free. Slot 0 is nobody's: rows that pad a step read and
+    write it. A slot keeps what its last owner wrote; a row that starts at position 0 ignores it.
+
+    A slot's states of all layers are side by side, so that one copy moves them.
+
+    Args:
+        states: of each recurrent layer; none in models without such layers.
+        num_slots: besides slot 0.
+        dtype: of the convolutions' inputs.
+
+    Attributes:
+        inputs: [slots + 1, elements of all layers' inputs].
+        matrices: float32 [slots + 1, elements of all layers' matrices].
+    """
+
+    def __init__(
+        self,
+        states: Mapping[int, StateShape],
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        count = num_slots + 1 if states else 0
+        shapes = states.values()
+        sizes = [shape.num_inputs for shape in shapes], [shape.num_elements for shape in shapes]
+        self.inputs = torch.zeros(count, sum(sizes[0]), dtype=dtype, device=device)
+        self.matrices = torch.zeros(count, sum(sizes[1]), dtype=torch.float32, device=device)
+        starts = (accumulate(part, initial=0) for part in sizes)
+        self._layers = {
+            layer: self._layer(shape, *start)
+            for (layer, shape), *start in zip(states.items(), *starts, strict=False)
+        }
+
+    def _layer(self, shape: StateShape, first_input: int, first_element: int) -> LayerState:
+        inputs = self.inputs.narrow(1, first_input, shape.num_inputs)
+        inputs = inputs.unflatten(1, (shape.width, shape.channels))
+        if not shape.heads:
+            return LayerState(inputs, None)
+        matrices = self.matrices.narrow(1, first_element, shape.num_elements)
+        return LayerState(inputs, matrices.unflatten(1, (shape.heads, shape.keys, shape.values)))
+
+    def layer(self, index: int) -> LayerState:
+        """See ``StateStore``."""
+        return self._layers[index]
+
+    def copy(self, copies: np.ndarray) -> None:
+        """Copy states, in order with the steps: int [k, 2] of (source, destination) slots."""
+        for source, destination in copies.tolist():
+            self.inputs[destination].copy_(self.inputs[source])
+            self.matrices[destination].copy_(self.matrices[source])
+
+    def of_step(self, rows: np.ndarray, slots: np.ndarray, upload: Upload) -> StepStates | None:
+        """What the layers need of a step; None in models without recurrent layers.
+
+        Args:
+            rows: int [n, 3] of (slot, start, q_len), n > 0.
+            slots: int [n]; the rows' state slots.
+        """
+        if not self._layers:
+            return None
+        _, starts, q_lens = rows.T
+        parts = slots, starts, np.concatenate([[0], q_lens.cumsum()])
+        of_slots, of_starts, offsets = upload_aligned(parts, np.int32, upload)
+        one_token = bool((q_lens == 1).all())
+        return StepStates(self, StateRows(of_slots, of_starts, offsets, one_token))
+
+    def of_slots(self, slots: Tensor, starts: Tensor, offsets: Tensor | None) -> StepStates | None:
+        """As ``of_step``, for a captured step.
+
+        Args:
+            slots, starts: int32 [rows].
+            offsets: int32 [rows + 1]; None: row i has token i.
+        """
+        if not self._layers:
+            return None
+        one_token = offsets is None
+        if offsets is None:
+            offsets = torch.arange(len(slots) + 1, dtype=torch.int32, device=slots.device)
+        return StepStates(self, StateRows(slots, starts, offsets, one_token))

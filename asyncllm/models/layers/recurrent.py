@@ -1,0 +1,78 @@
+"""Parts of layers that keep a recurrent state."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from asyncllm.attention.base import ForwardBatch
+from asyncllm.kernels.types import Norm
+from asyncllm.models.config.base import StateShape
+from asyncllm.models.layers.linear import Kept
+from asyncllm.models.layers.parameter import Packed, Placement, Stored
+from asyncllm.models.quant.place import Place
+
+
+class RecurrentLayer(nn.Module, ABC):
+    """Takes the place of ``Attention`` in a block.
+
+    Attributes:
+        state: what this rank keeps of one sequence.
+    """
+
+    state: StateShape
+
+    @abstractmethod
+    def forward(
+        self,
+        x: Tensor,
+        rope: Tensor | None,
+        batch: ForwardBatch,
+        *,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """See ``Attention.forward``; ``rope`` is None."""
+
+
+class ShortConvolution(Stored):
+    """The weights of ``kernels.recurrent.convolution``.
+
+    Args:
+        channels: this rank's.
+        width: tokens that it sees.
+    """
+
+    def __init__(self, channels: Kept, width: int, place: Placement, *, bias: bool = False):
+        super().__init__()
+        self.channels = channels
+        self.weight = place.empty(channels.size, width)
+        self.bias = place.empty(channels.size) if bias else None
+
+    def parts(self) -> Iterator[tuple[str, Place]]:
+        yield "weight", self.channels.place(0, self.weight.unsqueeze(1))
+        if self.bias is not None:
+            yield "bias", self.channels.place(0, self.bias)
+
+
+class HeadNumbers(Packed):
+    """Parameters of one float32 number for each head.
+
+    Args:
+        heads: this rank's.
+        names: in the checkpoint.
+    """
+
+    def __init__(self, heads: Kept, names: tuple[str, ...], place: Placement):
+        super().__init__()
+        self.heads = heads
+        for name in names:
+            setattr(self, name, replace(place, dtype=torch.float32).empty(heads.size))
+
+    def parts(self) -> Iterator[tuple[str, Place]]:
+        for name, values in self.named_parameters():
+            yield name, self.heads.place(0, values)
