@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Coroutine, Hashable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Hashable, Iterator
-    from pathlib import Path
-
     from asyncllm.llm.async_llm import AsyncLLM
 
 K = TypeVar("K", bound="Hashable")

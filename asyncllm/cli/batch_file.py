@@ -11,6 +11,7 @@ import asyncio
 import resource
 import tempfile
 import uuid
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,14 +20,12 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import EngineDead
 from asyncllm.server.app import create_app
 from asyncllm.server.http.errors import ErrorBody
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
-
-    from asyncllm.config.server_config import ServerConfig
     from asyncllm.llm.async_llm import AsyncLLM
 
 #: The routes that requests may go to.

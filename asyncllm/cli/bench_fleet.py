@@ -5,16 +5,28 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Final
 
-from asyncllm.cli.options import usage_error
+from asyncllm.cli.options import Commands, usage_error
 from asyncllm.cli.parser import list_of, positive, span
 
 if TYPE_CHECKING:
-    from asyncllm.cli.options import Commands
     from asyncllm.lab.planning.chats import ChatLoad
     from asyncllm.lab.planning.fleet import Fleet, FleetFigures
 
 ROUTINGS: Final = ("affinity", "least", "random")
 PROFILES: Final = ("h200-8b", "h200-0.6b")
+_NUMBERS: Final = (
+    ("replicas", 8, "replicas"),
+    ("rate", 0.4, "chats that begin in a second, for each replica"),
+    ("seconds", 60.0, "how long new chats begin; all of them are served to their end"),
+    ("system", 1000, "tokens of the system prompts, of which there are four"),
+    ("think", 10.0, "mean seconds until a user's next message"),
+    ("restart-seconds", 15.0, "seconds until a dead replica serves again"),
+)
+_SPANS: Final = (
+    ("turns", "2-8", "turns of a chat"),
+    ("user", "50-400", "tokens of a user's message"),
+    ("answer", "50-200", "tokens of an answer"),
+)
 _HEAD: Final = (
     *("", "found %", "of one", "TTFT p50", "p99", "ITL p50", "p99", "tokens/s", "busiest"),
     *("waiting", "moved", "broken"),
@@ -37,61 +49,29 @@ def add_fleet(actions: Commands) -> None:
         "measured on one H200. Needs no GPU.",
     )
     add = parser.add_argument
-    add("--replicas", type=positive(int), default=8, metavar="INT", help="default: 8")
     add(
         "--sim-profile",
         choices=PROFILES,
         default=PROFILES[0],
         help="step times, and the model that has them (default: h200-8b)",
     )
-    add(
-        "--rate",
-        type=positive(float),
-        default=0.4,
-        metavar="FLOAT",
-        help="chats that begin in a second, for each replica (default: 0.4)",
-    )
-    add(
-        "--seconds",
-        type=positive(float),
-        default=60.0,
-        metavar="FLOAT",
-        help="how long new chats begin; all of them are served to their end (default: 60)",
-    )
-    spans = {
-        "turns": ("2-8", "turns of a chat"),
-        "user": ("50-400", "tokens of a user's message"),
-        "answer": ("50-200", "tokens of an answer"),
-    }
-    for name, (default, text) in spans.items():
-        help_text = f"{text} (default: {default})"
-        add(f"--{name}", type=span, default=span(default), metavar="N-M", help=help_text)
-    add(
-        "--system",
-        type=positive(int),
-        default=1000,
-        metavar="INT",
-        help="tokens of the system prompts, of which there are four (default: 1000)",
-    )
-    add(
-        "--think",
-        type=positive(float),
-        default=10.0,
-        metavar="FLOAT",
-        help="mean seconds until a user's next message (default: 10)",
-    )
+    for name, default, text in _NUMBERS:
+        kind = type(default)
+        add(
+            f"--{name}",
+            type=positive(kind),
+            default=default,
+            metavar=kind.__name__.upper(),
+            help=f"{text} (default: {default:g})",
+        )
+    for name, span_text, text in _SPANS:
+        help_text = f"{text} (default: {span_text})"
+        add(f"--{name}", type=span, default=span(span_text), metavar="N-M", help=help_text)
     add(
         "--kill-every",
         type=positive(float),
         metavar="FLOAT",
         help="a replica dies every so many seconds; by default none dies",
-    )
-    add(
-        "--restart-seconds",
-        type=positive(float),
-        default=15.0,
-        metavar="FLOAT",
-        help="seconds until a dead replica serves again (default: 15)",
     )
     add(
         "--routing",

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 import logging
+from collections.abc import Collection, Mapping
 from functools import cache, partial
 from typing import (
-    TYPE_CHECKING,
     Any,
     Final,
     Literal,
@@ -35,9 +35,6 @@ from asyncllm.types import SamplingParams
 from asyncllm.types.validate import type_of
 from asyncllm.vllm_options.table import SAME_SHORT
 from asyncllm.vllm_options.values import WORDS, own_word, whole_number
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 S = TypeVar("S", bound=msgspec.Struct)
 

@@ -6,15 +6,12 @@ import argparse
 import re
 import sys
 import textwrap
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NoReturn, TypeVar
 
 from asyncllm.errors import BadRequest
 from asyncllm.system.suggest import did_you_mean
 from asyncllm.types.params import SamplingParams
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 #: Where descriptions begin in ``--help``: most options fit to the left of them.
 _HELP_COLUMN: Final = 30

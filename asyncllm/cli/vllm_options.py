@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -18,9 +19,6 @@ from asyncllm.errors import BadRequest
 from asyncllm.vllm_options.table import options, sections
 from asyncllm.vllm_options.translate import translate
 from asyncllm.vllm_options.values import merged
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 _TITLE: Final = "options of vLLM"
 #: Other names than here stand beside them, all others below what is said about them.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 from asyncllm.config.server_config import ServerConfig
 from asyncllm.engine.requests.history import RequestTrace
 from asyncllm.engine.requests.mailbox import Mailbox
+from asyncllm.engine.requests.reservations import Reservation
 from asyncllm.errors import BadRequest
 from asyncllm.llm.brief_errors import BRIEF, brief, shorten
 from asyncllm.llm.embedding import embed
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     import numpy as np
     from aiohttp import web
 
-    from asyncllm.engine.requests.reservations import Reservation
     from asyncllm.server.embedded.asgi import AsgiApp
 
 

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
+from asyncllm.engine.engine import Engine
 from asyncllm.engine.requests.check import check_request
 from asyncllm.engine.requests.mailbox import Collector
+from asyncllm.engine.requests.reservations import Reservation
 from asyncllm.errors import DeadlineExceeded
+from asyncllm.text.tokenizer import Tokenizer
 from asyncllm.types import (
     FinishReason,
     SamplingParams,
@@ -25,11 +28,6 @@ from asyncllm.types import (
     Usage,
 )
 from asyncllm.types.beam_search import Beam, BeamSearchParams
-
-if TYPE_CHECKING:
-    from asyncllm.engine.engine import Engine
-    from asyncllm.engine.requests.reservations import Reservation
-    from asyncllm.text.tokenizer import Tokenizer
 
 
 class _Hypothesis(NamedTuple):

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from asyncllm.config import EngineConfig
 from asyncllm.errors import EngineDead, KernelError
+from asyncllm.executor.startup.compile_job import CompileJob
 from asyncllm.executor.startup.kernel_compiler import KernelCompiler, expects_job, job_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from asyncllm.config import EngineConfig
-    from asyncllm.executor.startup.compile_job import CompileJob
 
 log = logging.getLogger(__name__)
 

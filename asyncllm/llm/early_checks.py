@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from asyncllm.config import EngineConfig
 from asyncllm.errors import BadRequest, ModelError
 from asyncllm.executor.memory.limits import wanted_length
 from asyncllm.kernels.cuda_driver import count_gpus
 from asyncllm.models.loading.weight_files import check_weights
+from asyncllm.models.spec import ModelSpec
 from asyncllm.system.suggest import did_you_mean
 from asyncllm.text.model_files import check_tokenizer
 from asyncllm.text.parsing import REASONING_FORMATS, TOOL_FORMATS
-
-if TYPE_CHECKING:
-    from asyncllm.config import EngineConfig
-    from asyncllm.models.spec import ModelSpec
 
 #: Attention kernels that run on GPUs only.
 _GPU_ATTENTION: Final = ("triton", "flashinfer")

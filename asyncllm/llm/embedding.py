@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from asyncllm.engine.pooling import PooledParams
 from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.errors import BadRequest
+from asyncllm.llm.generation import Submitter
 from asyncllm.system.event_loop import Slices, each_later, sliced
-from asyncllm.types import is_single
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from asyncllm.llm.generation import Submitter
-    from asyncllm.types import Prompt, SchedulingParams
-    from asyncllm.types.embedding import EmbeddingParams
+from asyncllm.types import Prompt, SchedulingParams, is_single
+from asyncllm.types.embedding import EmbeddingParams
 
 
 async def embed(

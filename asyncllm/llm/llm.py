@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, cast, overload
 
 import numpy as np
 
-from asyncllm.config import EngineConfig
+from asyncllm.config import EngineConfig, EngineLimits, PolicyName
 from asyncllm.config.server_config import ServerConfig
+from asyncllm.engine.policy import Policy
+from asyncllm.engine.stats import EngineStats
 from asyncllm.llm.async_llm import AsyncLLM
 from asyncllm.llm.brief_errors import brief
 from asyncllm.llm.generation import Batch, Intake, naming
 from asyncllm.llm.loop_thread import LoopThread
 from asyncllm.llm.options import engine_config
 from asyncllm.system.terminal import is_free, progress_bar
-from asyncllm.types import SamplingParams, is_single
+from asyncllm.types import (
+    Completion,
+    Prompt,
+    SamplingParams,
+    SchedulingParams,
+    TokenDelta,
+    is_single,
+)
+from asyncllm.types.beam_search import Beam, BeamSearchParams
 from asyncllm.types.embedding import EmbeddingParams, embedding_params
 from asyncllm.types.validate import check_kind
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import httpx2
-
-    from asyncllm.config import EngineLimits, PolicyName
-    from asyncllm.engine.policy import Policy
-    from asyncllm.engine.stats import EngineStats
-    from asyncllm.types import Completion, Prompt, SchedulingParams, TokenDelta
-    from asyncllm.types.beam_search import Beam, BeamSearchParams
 
 
 #: Without a ``config``: a batch ends sooner so, and nobody reads along.

@@ -242,18 +242,15 @@ def _executor(
 
         clock = virtual_time.clock_of(asyncio.get_running_loop())
         return build_sim(config, spec, clock), structured, clock
-    build = partial(
-        _build_worker,
-        config,
-        folder,
-        spec,
-        report,
-        bill,
-        structured,
-        await_kernels,
-        report_import,
-        machines,
-    )
+
+    def build() -> StepWorker:
+        # Imported here, in the executor thread: it brings torch, which takes seconds.
+        with bill.phase("import"):
+            from asyncllm.executor.leader import build_leader
+
+        report_import()
+        return build_leader(config, folder, spec, report, bill, structured, await_kernels, machines)
+
     launch_seconds = LAUNCH_PATIENCE if config.gpu is not None else 0.0
     return ThreadExecutor(build, launch_seconds), structured, time.perf_counter
 
@@ -287,22 +284,3 @@ def _load_text(
     if template is not None:
         template = template.with_calls(calls_writer(formats))
     return tokenizer, template, ChatReader(formats, tokenizer)
-
-
-def _build_worker(
-    config: EngineConfig,
-    folder: Path,
-    spec: ModelSpec,
-    report: Callable[[int, int], None],
-    bill: StartupBill,
-    structured: StructuredOutput,
-    await_kernels: Callable[[], None],
-    report_import: Callable[[], object],
-    machines: Machines | None,
-) -> StepWorker:
-    # Imported here, in the executor thread: it brings torch, which takes seconds.
-    with bill.phase("import"):
-        from asyncllm.executor.leader import build_leader
-
-    report_import()
-    return build_leader(config, folder, spec, report, bill, structured, await_kernels, machines)

@@ -21,11 +21,10 @@ from asyncllm.engine.vitals import Vitals
 from asyncllm.executor.startup_bill import StartupBill
 from asyncllm.llm.beam_search import BeamSearch
 from asyncllm.models.spec import ModelSpec
-from asyncllm.text.bad_words import bad_word_ids
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.chat_template import ChatTemplate
 from asyncllm.text.structured import StructuredOutput
-from asyncllm.text.tokenizer import Tokenizer
+from asyncllm.text.tokenizer import Tokenizer, bad_word_ids
 from asyncllm.types import SamplingParams, SchedulingParams, Sink
 from asyncllm.types.beam_search import BeamSearchParams, Search
 from asyncllm.types.embedding import EmbeddingParams

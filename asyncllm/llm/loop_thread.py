@@ -6,16 +6,14 @@ import asyncio
 import atexit
 import threading
 import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import Future, wait
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from asyncllm.errors import EngineDead
 from asyncllm.llm.brief_errors import BRIEF, shorten
 from asyncllm.system.event_loop import new_event_loop
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 
 T = TypeVar("T")
 

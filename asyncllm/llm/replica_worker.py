@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -16,10 +16,8 @@ from asyncllm.executor.team.peer_main import enter_team
 from asyncllm.llm.async_llm import AsyncLLM
 from asyncllm.llm.replicas.process import Link, pack_error, unpack
 from asyncllm.system.event_loop import new_event_loop
-
-if TYPE_CHECKING:
-    from asyncllm.types import SamplingParams, SchedulingParams, TokenDelta
-    from asyncllm.types.beam_search import BeamSearchParams
+from asyncllm.types import SamplingParams, SchedulingParams, TokenDelta
+from asyncllm.types.beam_search import BeamSearchParams
 
 
 class Settings(msgspec.Struct):

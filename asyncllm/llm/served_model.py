@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self, cast
 
 from asyncllm.config import EngineConfig, EngineLimits, PolicyName
 from asyncllm.engine.policy import POLICIES, Policy
+from asyncllm.engine.requests.reservations import Reservation
 from asyncllm.engine.requests.view import LiveView
 from asyncllm.engine.stats import EngineStats
 from asyncllm.engine.vitals import Vitals
@@ -18,6 +19,7 @@ from asyncllm.errors import BadRequest, ContextLengthExceeded, EngineDead, NotRe
 from asyncllm.executor.startup_bill import StartupBill
 from asyncllm.executor.team.machines import Machines
 from asyncllm.llm.brief_errors import brief
+from asyncllm.llm.compile_ahead import CompileAhead
 from asyncllm.llm.load import load, load_replicas, name_of
 from asyncllm.llm.loaded import Loaded
 from asyncllm.llm.options import engine_config
@@ -28,10 +30,6 @@ from asyncllm.text.tokenizer import Tokenizer
 from asyncllm.types import Prompt, SamplingParams, is_chat, plain_prompt
 from asyncllm.types.embedding import EmbeddingParams
 from asyncllm.types.validate import check_kind
-
-if TYPE_CHECKING:
-    from asyncllm.engine.requests.reservations import Reservation
-    from asyncllm.llm.compile_ahead import CompileAhead
 
 
 class ServedModel:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from asyncllm.cli.answer_file import answer_lines, append_answers, keep_answered, say
 from asyncllm.cli.options import (
@@ -18,9 +19,6 @@ from asyncllm.config import EngineConfig
 from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import BadRequest
 from asyncllm.system.terminal import LoadingBar
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

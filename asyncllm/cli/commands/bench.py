@@ -12,6 +12,7 @@ import msgspec
 
 from asyncllm.cli.answer_file import say
 from asyncllm.cli.bench_cases import (
+    GivenPrompts,
     default_cases,
     fitting_cases,
     offline_cases,
@@ -21,21 +22,19 @@ from asyncllm.cli.bench_cases import (
 from asyncllm.cli.bench_fleet import add_fleet
 from asyncllm.cli.options import (
     BATCH_DEFAULTS,
+    Commands,
     add_config_options,
     add_model,
     config_from_args,
     refuse_engine_options,
     usage_error,
 )
-from asyncllm.cli.parser import list_of, positive, temperature
+from asyncllm.cli.parser import CommandParser, list_of, positive, temperature
 from asyncllm.config import EngineConfig
 from asyncllm.lab.bench import cases
 from asyncllm.system.terminal import LoadingBar
 
 if TYPE_CHECKING:
-    from asyncllm.cli.bench_cases import GivenPrompts
-    from asyncllm.cli.options import Commands
-    from asyncllm.cli.parser import CommandParser
     from asyncllm.lab.bench.earlier import Earlier
     from asyncllm.lab.bench.load import Target
     from asyncllm.lab.bench.report import OnlineRow, Report

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Generator
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,6 @@ from asyncllm.system.terminal import LoadingBar
 from asyncllm.types import SamplingParams, TokenDelta
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
     from asyncllm.llm.client.client import Client
 
 Messages = list[dict[str, Any]]

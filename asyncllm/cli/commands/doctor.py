@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from asyncllm.cli.options import add_model, add_options, config_from_args, usage_error
@@ -13,8 +14,6 @@ from asyncllm.config.option_names import name_options
 from asyncllm.errors import BadRequest, ModelError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from asyncllm.lab.planning.load import LoadPlan
     from asyncllm.lab.planning.plan import Plan
     from asyncllm.lab.planning.predict import Prediction

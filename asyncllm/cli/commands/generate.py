@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
@@ -24,15 +26,10 @@ from asyncllm.cli.prompts import READERS, Row, as_chat, read_rows
 from asyncllm.config import EngineConfig
 from asyncllm.errors import AsyncLLMError, BadRequest, EngineDead
 from asyncllm.system.terminal import LoadingBar
-from asyncllm.types import SamplingParams
+from asyncllm.types import Completion, SamplingParams
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping, Sequence
-
-    from asyncllm.cli.prompts import Row
     from asyncllm.llm.async_llm import AsyncLLM
-    from asyncllm.types import Completion
 
 #: Fields of EngineConfig that an answer depends on.
 _MODEL: Final = (

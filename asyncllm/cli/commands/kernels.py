@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncllm.cli.options import add_options, config_from_args, usage_error
-from asyncllm.cli.parser import list_of, one_of
+from asyncllm.cli.parser import CommandParser, list_of, one_of
 from asyncllm.config import EngineConfig
 from asyncllm.executor.startup.compile_job import OPTIONS
 
 if TYPE_CHECKING:
     from asyncllm.attention.flashinfer.library import Capability, Library
-    from asyncllm.cli.parser import CommandParser
     from asyncllm.models.spec import ModelSpec
 
 _DTYPES = ("bfloat16", "float16")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncllm.lab.replay.simulate import KEYS, Variant
 
 if TYPE_CHECKING:
-    from array import array
-    from collections.abc import Callable
-
     from asyncllm.lab.bench.report import Report
     from asyncllm.lab.replay.calibrate import Error
     from asyncllm.lab.replay.figures import Figures

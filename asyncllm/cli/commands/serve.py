@@ -8,9 +8,11 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from pkgutil import walk_packages
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +25,7 @@ from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import BadRequest, ModelError
 from asyncllm.kernels.cuda_driver import load_driver
 from asyncllm.server.observe.log_format import configure_logging
+from asyncllm.supervise.child import Parent
 from asyncllm.supervise.crowd import allow_all_files
 from asyncllm.supervise.front.hosts import hosts_of
 from asyncllm.supervise.listening import listen
@@ -31,11 +34,7 @@ from asyncllm.supervise.supervisor import Supervisor
 from asyncllm.system.terminal import LoadingBar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from asyncllm.llm.compile_ahead import CompileAhead
-    from asyncllm.supervise.child import Parent
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,9 @@ import signal
 import ssl
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from ctypes import c_ulong
+from multiprocessing.connection import Connection as Pipe
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -20,10 +22,6 @@ import msgspec
 from asyncllm.lab.bench.cases import Shot
 from asyncllm.lab.bench.stream import Connection, Failure
 from asyncllm.system.event_loop import new_event_loop
-
-if TYPE_CHECKING:
-    from ctypes import c_ulong
-    from multiprocessing.connection import Connection as Pipe
 
 #: An answer that takes longer, in seconds, is a failure.
 PATIENCE: Final = 600.0

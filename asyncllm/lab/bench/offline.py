@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import uuid4
 
 from asyncllm.engine.requests.mailbox import Collector
+from asyncllm.engine.stats import StepFigures
 from asyncllm.errors import AsyncLLMError
 from asyncllm.lab.bench.cases import OfflineCase, within
 from asyncllm.lab.bench.report import OfflineRow, Report, describe
@@ -17,7 +18,6 @@ from asyncllm.system.terminal import case_progress
 from asyncllm.types import SamplingParams, SchedulingParams, TokenDelta
 
 if TYPE_CHECKING:
-    from asyncllm.engine.stats import StepFigures
     from asyncllm.llm.async_llm import AsyncLLM
 
 #: The first repetition warms up and never counts.

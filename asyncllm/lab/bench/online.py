@@ -6,12 +6,14 @@ import multiprocessing
 import os
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_ulong
 from itertools import pairwise
+from multiprocessing.connection import Connection as Pipe
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import RawValue
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 import msgspec
 
@@ -21,11 +23,6 @@ from asyncllm.lab.bench.load import Job, Outcome, Target, process_main
 from asyncllm.lab.bench.report import OnlineRow
 from asyncllm.lab.bench.server import figures, scrape
 from asyncllm.system.terminal import case_progress
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from multiprocessing.connection import Connection as Pipe
-    from multiprocessing.process import BaseProcess
 
 #: Streams per process. It could read ten times as many, but the events of one server step are read
 #: one after the other, which delays their times.

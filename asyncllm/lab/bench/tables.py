@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from asyncllm.engine.stats import StepFigures
+from asyncllm.lab.bench.earlier import Comparison, Earlier
+from asyncllm.lab.bench.report import OfflineRow, OnlineRow, Report
 from asyncllm.system.terminal import table, wrapped
-
-if TYPE_CHECKING:
-    from asyncllm.engine.stats import StepFigures
-    from asyncllm.lab.bench.earlier import Comparison, Earlier
-    from asyncllm.lab.bench.report import OfflineRow, OnlineRow, Report
 
 _OFFLINE: Final = ("case", "tokens in", "tokens out", "seconds", "tok/s", "ms/token", "TTFT")
 _OFFLINE_LEGEND: Final = (

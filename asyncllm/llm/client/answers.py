@@ -6,7 +6,8 @@ The types are lenient, unlike those of our server: other servers add fields or l
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Mapping
+from typing import TypeVar
 
 import msgspec
 
@@ -22,12 +23,14 @@ from asyncllm.errors import (
     TooLarge,
     Unauthorized,
 )
-from asyncllm.types import FinishReason, PromptLogprob, TokenDelta, TokenLogprob, Usage
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from asyncllm.types import SamplingParams
+from asyncllm.types import (
+    FinishReason,
+    PromptLogprob,
+    SamplingParams,
+    TokenDelta,
+    TokenLogprob,
+    Usage,
+)
 
 T = TypeVar("T")
 

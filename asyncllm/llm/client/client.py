@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64decode
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -39,8 +40,6 @@ from asyncllm.types.sampling_defaults import default_max_tokens
 from asyncllm.types.validate import check_kind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-
     import numpy as np
 
 T = TypeVar("T")

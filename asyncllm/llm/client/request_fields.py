@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from asyncllm.errors import BadRequest
 from asyncllm.text.grammar import Choice, Ebnf, JsonObject, JsonSchema, Regex, StructuralTags
-from asyncllm.types import SchedulingParams
-
-if TYPE_CHECKING:
-    from asyncllm.types import SamplingParams
-    from asyncllm.types.embedding import EmbeddingParams
+from asyncllm.types import SamplingParams, SchedulingParams
+from asyncllm.types.embedding import EmbeddingParams
 
 #: Parameters that a server derives from its chat template.
 _OF_TEMPLATES: Final = ("reasoning", "shown_special_tokens")

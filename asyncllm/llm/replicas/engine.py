@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from array import array
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.engine.requests.check import check_request, check_ttl
-from asyncllm.engine.requests.reservations import Reservations
+from asyncllm.engine.requests.history import RequestTrace
+from asyncllm.engine.requests.reservations import Reservation, Reservations
+from asyncllm.engine.requests.view import LiveView
 from asyncllm.engine.stats import EngineStats
 from asyncllm.errors import BadRequest, EngineDead, NotReady, StepError
 from asyncllm.llm.replicas.placed_requests import Request, Requests
 from asyncllm.llm.replicas.process import ReplicaProcess, pack, unpack_error
 from asyncllm.supervise.front.router import Router, blocks
-from asyncllm.types import SamplingParams, SchedulingParams, TokenDelta
-
-if TYPE_CHECKING:
-    from array import array
-    from collections.abc import Callable, Coroutine, Sequence
-
-    from asyncllm.config import EngineConfig, EngineLimits
-    from asyncllm.engine.requests.history import RequestTrace
-    from asyncllm.engine.requests.reservations import Reservation
-    from asyncllm.engine.requests.view import LiveView
-    from asyncllm.types import Sink
-    from asyncllm.types.beam_search import Beam, BeamSearchParams
-
+from asyncllm.types import SamplingParams, SchedulingParams, Sink, TokenDelta
+from asyncllm.types.beam_search import Beam, BeamSearchParams
 
 #: A replica's own bounds of its queue: what it is sent was accepted here, where all are counted.
 NO_BOUND: Final = 2**31 - 1

@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from array import array
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from asyncllm.engine.requests.live import SINK_ERRORS
+from asyncllm.engine.stats import EngineStats
 from asyncllm.errors import BadRequest, DeadlineExceeded, QueueFull
-
-if TYPE_CHECKING:
-    from array import array
-    from collections.abc import Callable
-
-    from asyncllm.engine.stats import EngineStats
-    from asyncllm.supervise.front.router import Placed
-    from asyncllm.types import SchedulingParams, TokenDelta
-    from asyncllm.types.beam_search import Beam
+from asyncllm.supervise.front.router import Placed
+from asyncllm.types import SchedulingParams, TokenDelta
+from asyncllm.types.beam_search import Beam
 
 log = logging.getLogger(__name__)
 

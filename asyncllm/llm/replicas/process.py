@@ -6,19 +6,16 @@ import asyncio
 import logging
 import pickle
 import socket
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
+from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import BadRequest, ModelError
 from asyncllm.executor.startup.replica_config import replica_config
 from asyncllm.executor.team.process import PeerProcess, start_peer
 from asyncllm.supervise.server import Restarts
 from asyncllm.system.daemon_thread import run_in_daemon, start_in_daemon
 from asyncllm.wire.socket_channel import SocketLink
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from asyncllm.config import EngineConfig, EngineLimits
 
 
 class Link:

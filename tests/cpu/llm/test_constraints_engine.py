@@ -11,7 +11,7 @@ from asyncllm import LLM, AsyncLLM, BadRequest, SamplingParams
 from asyncllm.engine.engine import Engine
 from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.errors import ConstraintError
-from asyncllm.text.bad_words import bad_word_ids
+from asyncllm.text.tokenizer import bad_word_ids
 from asyncllm.types import FinishReason
 from tests.cpu.llm.test_parity import expect_short_outputs
 

@@ -16,7 +16,7 @@ from asyncllm.engine.requests.check import check_request
 from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.engine.token_constraints import PreparedParams, is_prepared, prepare
 from asyncllm.text import Tokenizer
-from asyncllm.text.bad_words import bad_word_ids
+from asyncllm.text.tokenizer import bad_word_ids
 from asyncllm.types import Reasoning, SchedulingParams, TokenLogprob
 from asyncllm.types.beam_search import BeamSearchParams
 from asyncllm.types.embedding import EmbeddingParams
