@@ -94,7 +94,7 @@ class Load:
         for row in range(num_rows):  # their ends are spread evenly
             output = 1 + (row + 1) * self.output // num_rows if churn else self.output
             self.scheduler.add(self._sequences(NUM_PROMPT + row % PAGE_SIZE, output), 0.0)
-        while self.scheduler.num_waiting:
+        while self.scheduler.backlog.num_waiting:
             self.step()
         # Until all of them have been replaced by such as everybody else will be.
         for _ in range(200 + (self.output if churn else 0)):
@@ -102,7 +102,7 @@ class Load:
             self.refill()
 
     def refill(self) -> None:
-        while self.scheduler.num_waiting < self._num_waiting:
+        while self.scheduler.backlog.num_waiting < self._num_waiting:
             self._now += 1e-4
             sequence = self._sequences(NUM_PROMPT, self.output, self._now)
             self.scheduler.add(sequence, self._now)

@@ -66,7 +66,7 @@ class Engine:
         self.limits = limits
         self.stats = EngineStats()
         self.history = History()
-        self.reservations = Reservations(scheduler, limits)
+        self.reservations = Reservations(scheduler.backlog, limits)
         self._detokenizer = detokenizer
         self._clock = clock
         self._scheduler = scheduler
@@ -175,7 +175,7 @@ class Engine:
         left = FOREVER
         if scheduling.deadline_ms is not None:
             left = scheduling.deadline_ms / 1000 - (now - seq.service.arrival)
-            needed = self._scheduler.least_seconds(seq)
+            needed = self._scheduler.backlog.least_seconds(seq)
             self._end_unranked(seq)
             check_deadline(left, needed)
         self._scheduler.add(seq, now)

@@ -236,9 +236,9 @@ class EngineStats:
     def update_gauges(self, scheduler: Scheduler) -> None:
         """Set the gauges."""
         cache = scheduler.cache
-        self.running = len(scheduler.running)
-        self.waiting = scheduler.num_waiting
-        self.preemptions = scheduler.num_preemptions
+        self.running = len(scheduler.batch.running)
+        self.waiting = scheduler.backlog.num_waiting
+        self.preemptions = scheduler.departures.num_preemptions
         self.pages_total = cache.num_pages
         self.pages_held = cache.num_held
         self.pages_cached = cache.num_cached

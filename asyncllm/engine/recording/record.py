@@ -72,14 +72,14 @@ class RecordedScheduler(Scheduler):
         recorder = self._recorder
         if recorder is None:
             return super().plan(number, now)
-        before = self.num_preemptions
+        before = self.departures.num_preemptions
         try:
             planned = super().plan(number, now)
         except Exception as error:
             recorder.planned(number, now, None, preempted=False)
             self.stop_recording(f"plan() raised {error!r}")
             raise
-        recorder.planned(number, now, planned, preempted=self.num_preemptions != before)
+        recorder.planned(number, now, planned, preempted=self.departures.num_preemptions != before)
         self._forget_ended(recorder)
         return planned
 
@@ -87,7 +87,7 @@ class RecordedScheduler(Scheduler):
         recorder = self._recorder
         if recorder is None:
             return super().apply(result, now)
-        before = len(self.running)
+        before = len(self.batch.running)
         self._applying = True
         try:
             applied = super().apply(result, now)
@@ -96,7 +96,7 @@ class RecordedScheduler(Scheduler):
             raise
         finally:
             self._applying = False
-        recorder.applied(result, now, applied, ended=len(self.running) != before)
+        recorder.applied(result, now, applied, ended=len(self.batch.running) != before)
         self._forget_ended(recorder)
         return applied
 

@@ -97,7 +97,7 @@ def live_view(
         if len(rows) < most or listed[key] < most:
             listed[key] += 1
             rows.append((_waiting if waits else _running)(request, scheduler))
-    progress = [scheduler.progress(seq) for seq in scheduler.running.values()]
+    progress = [scheduler.batch.progress(seq) for seq in scheduler.batch.running.values()]
     return LiveView(
         time=now,
         running=running,
@@ -105,7 +105,7 @@ def live_view(
         ended=history.latest_ended(),
         steps=history.latest_steps(MOST_STEPS),
         own_pages=sum(each.own_pages for each in progress),
-        prefixes=_prefixes(scheduler.running.values(), progress),
+        prefixes=_prefixes(scheduler.batch.running.values(), progress),
     )
 
 
@@ -126,13 +126,13 @@ def _prefixes(running: Iterable[Sequence], progress: list[Progress]) -> list[Pre
 
 
 def _running(request: Request, scheduler: Scheduler) -> LiveRequest:
-    return _live(request, progress=scheduler.progress(request.sequence))
+    return _live(request, progress=scheduler.batch.progress(request.sequence))
 
 
 def _waiting(request: Request, scheduler: Scheduler) -> LiveRequest:
-    wait, other = scheduler.why(request.sequence), None
+    wait, other = scheduler.backlog.why(request.sequence), None
     if wait.reason == "prefix":
-        other = computes(scheduler.running.values(), wait)
+        other = computes(scheduler.batch.running.values(), wait)
     return _live(request, wait=wait, blocked_by=None if other is None else other.id)
 
 

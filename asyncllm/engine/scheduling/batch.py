@@ -46,6 +46,7 @@ class RunningBatch:
         capacity: int32 [slots]; positions that the pages have room for.
         last_step: int64 [slots]; the newest step with a row of the sequence. While that is in
             flight, the sequence keeps slot and pages.
+        running: those that have not left, by id.
         decoding: sequences with a decode row in every step, in the order of the rows.
         prefilling: sequences with prompt chunks still to be planned, in order of admission.
     """
@@ -59,6 +60,7 @@ class RunningBatch:
         self.stop_at = np.zeros(num_slots, dtype=np.int32)
         self.capacity = np.zeros(num_slots, dtype=np.int32)
         self.last_step = np.full(num_slots, -1, dtype=np.int64)
+        self.running: dict[int, Sequence] = {}
         self.prefilling: dict[int, Sequence] = {}
         self._decoding: dict[int, Sequence] = {}
         self._free: list[int] = []
@@ -91,7 +93,12 @@ class RunningBatch:
         self.stop_at[slot] = seq.output.max_length - 1
         self.capacity[slot] = len(seq.kv.pages) * self.page_size
         self.last_step[slot] = -1
-        self.prefilling[seq.id] = seq
+        self.running[seq.id] = self.prefilling[seq.id] = seq
+
+    def leave(self, seq: Sequence) -> None:
+        """``seq`` runs no more; it keeps its slot."""
+        del self.running[seq.id]
+        self.stop(seq)
 
     def stop(self, seq: Sequence) -> None:
         """Plan no more rows of ``seq``; it keeps its slot."""
@@ -128,7 +135,7 @@ class RunningBatch:
         generated = len(seq.tokens) - int(self.known[slot])
         return min(computed, len(seq.tokens)), computed - int(self.first[slot]), generated
 
-    def landed(self, seq: Sequence) -> int:
+    def num_done(self, seq: Sequence) -> int:
         """Positions whose steps are known to be done: those before the last sampled token."""
         generated = len(seq.tokens) - int(self.known[seq.slot])
         return len(seq.tokens) - 1 if generated else 0

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from asyncllm.config import EngineLimits
 from asyncllm.engine.cache.manager import KVCacheManager
-from asyncllm.engine.scheduling.admission import Admission
 from asyncllm.engine.scheduling.batch import Ints, RunningBatch
 from asyncllm.engine.scheduling.copies import PageCopies
+from asyncllm.engine.scheduling.departures import Departures
 from asyncllm.engine.scheduling.forecast import Forecast
 from asyncllm.engine.scheduling.sequence import SeqState
 from asyncllm.engine.scheduling.step import Step
 from asyncllm.engine.scheduling.timing.prefill_room import StepShape
+from asyncllm.engine.scheduling.waiting.admission import Admission
 
 #: A step decodes several tokens of each row only if it takes no longer than this, in seconds: the
 #: first of them is delivered that much later.
@@ -22,11 +21,7 @@ MULTI_STEP_SECONDS = 5e-3
 
 
 class DecodePlanner:
-    """Gives every sequence that generates its next row. Owns nothing.
-
-    Args:
-        make_room: takes pages from a sequence; False when some are already on their way back.
-    """
+    """Gives every sequence that generates its next row. Owns nothing."""
 
     def __init__(
         self,
@@ -36,7 +31,7 @@ class DecodePlanner:
         copies: PageCopies,
         admission: Admission,
         batch: RunningBatch,
-        make_room: Callable[[Step, float], bool],
+        departures: Departures,
     ):
         self._limits = limits
         self._cache = cache
@@ -44,7 +39,7 @@ class DecodePlanner:
         self._copies = copies
         self._admission = admission
         self._batch = batch
-        self._make_room = make_room
+        self._departures = departures
 
     def plan(self, step: Step, now: float, num_waiting: int) -> None:
         """One row for each sequence that generates; those without a page for it skip this step.
@@ -106,5 +101,5 @@ class DecodePlanner:
                     self._admission.grew(seq)
                     batch.grown(seq)
                     step.new_pages += (seq.slot, len(seq.kv.pages) - 1, page)
-                elif not self._make_room(step, now):
+                elif not self._departures.make_room(step, now):
                     break

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from asyncllm.config import EngineLimits
 from asyncllm.engine.cache.manager import KVCacheManager
 from asyncllm.engine.policy import Policy
-from asyncllm.engine.scheduling.admission import Admission, Entry
 from asyncllm.engine.scheduling.batch import RunningBatch
 from asyncllm.engine.scheduling.copies import PageCopies
 from asyncllm.engine.scheduling.forecast import Forecast
@@ -18,6 +17,7 @@ from asyncllm.engine.scheduling.sequence import FOREVER, SeqState, Sequence, Tur
 from asyncllm.engine.scheduling.step import Chunk, Step
 from asyncllm.engine.scheduling.timing.prefill_room import MIN_CHUNK, PrefillRoom
 from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
+from asyncllm.engine.scheduling.waiting.admission import Admission, Entry
 
 #: The share of each step's room for prompts that short prompts get first. It bounds what a wall of
 #: long prompts pays for them.
@@ -54,9 +54,9 @@ class PrefillPlanner:
 
     def plan(self, step: Step, now: float) -> None:
         """Chunks of the first prompts, admitted or waiting, until the step is full."""
-        if not self._batch.prefilling and not self._admission.num_waiting:
+        if not self._batch.prefilling and not len(self._admission.waiting):
             return
-        num_decodes, waiting = step.shape.num_tokens, self._admission.queue
+        num_decodes, waiting = step.shape.num_tokens, self._admission.waiting.queue
         pace = self._pace.prompt_tokens(step.number, num_decodes, waiting, self._batch)
         budget = int(min(self._most_tokens(num_decodes) - num_decodes, pace))
         room = self._times.room(step.shape, self._target(), budget)
@@ -82,13 +82,13 @@ class PrefillPlanner:
         Not while deadlines wait: the longer steps would make others miss theirs.
         """
         begun = sum(self._batch.remaining(seq)[1] for seq in self._batch.prefilling.values())
-        backlog = self._forecast.prefill_seconds(self._admission.queue.num_left + begun)
-        longer = backlog > BACKLOG_SECONDS and not self._admission.queue.num_timely
+        backlog = self._forecast.prefill_seconds(self._admission.waiting.queue.num_left + begun)
+        longer = backlog > BACKLOG_SECONDS and not self._admission.waiting.queue.num_timely
         return self._limits.itl_target * (BACKLOG_TARGET if longer else 1.0)
 
     def _fill_share(self, step: Step, room: PrefillRoom, now: float) -> None:
         """Give prompts that are shorter than the one whose turn it is their share of the step."""
-        if len(self._batch.prefilling) + len(self._admission.queue) < 2:
+        if len(self._batch.prefilling) + len(self._admission.waiting.queue) < 2:
             return
         prefilling = self._batch.prefilling.values()
         candidates = [self._admission.head(self._batch.num_free), *prefilling]
@@ -138,13 +138,13 @@ class PrefillPlanner:
         """The order in which prompts get chunks: least served account first, then by rank."""
         self._measure(seq)
         rank = self._policy.rank(seq.service, seq.service.num_left)
-        return self._admission.queue.served(seq), seq.place.turn, rank
+        return self._admission.waiting.queue.served(seq), seq.place.turn, rank
 
     def _short_turn(self, seq: Sequence) -> tuple[float, float]:
         """The order in the share for short prompts."""
         self._measure(seq)
         rank = self._policy.short_rank(seq.service, seq.service.num_left)
-        return self._admission.queue.served(seq), math.inf if rank is None else rank
+        return self._admission.waiting.queue.served(seq), math.inf if rank is None else rank
 
     def _measure(self, seq: Sequence) -> None:
         """Note what is left to be prefilled of a sequence that has begun."""
@@ -162,7 +162,7 @@ class PrefillPlanner:
         if entry is not Entry.ADMITTED:
             if seq.state is SeqState.LOADING:
                 seq.timeline.note(now, step.number, "loading", self._copies.pages_for(seq))
-            elif seq not in self._admission.queue and not self._copies.is_for(seq):
+            elif seq not in self._admission.waiting.queue and not self._copies.is_for(seq):
                 seq.timeline.note(now, step.number, "shares")
                 step.looked(seq.kv.known.depth if seq.kv.known is not None else 0)
             return entry is Entry.WAITS

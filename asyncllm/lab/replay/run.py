@@ -94,7 +94,7 @@ class Run:
         """Add a request whose deadline can be met: returns the deadline, None if it is refused."""
         live = self._workload.enter(id)
         deadline = live.record.deadline
-        if deadline < FOREVER and now + self.scheduler.least_seconds(live.seq) > deadline:
+        if deadline < FOREVER and now + self.scheduler.backlog.least_seconds(live.seq) > deadline:
             live.record.outcome = "refused"
             self.figures.arrived(live.record, now)
             return None
@@ -111,7 +111,7 @@ class Run:
 
     def plan(self, number: int, now: float) -> Planned | None:
         planned = self.scheduler.plan(number, now)
-        self.figures.num_preemptions = self.scheduler.num_preemptions
+        self.figures.num_preemptions = self.scheduler.departures.num_preemptions
         if planned is None:
             return None
         self.figures.num_steps += 1

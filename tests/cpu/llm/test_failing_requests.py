@@ -120,7 +120,7 @@ async def test_when_the_scheduler_raises_callers_are_told_and_the_thread_ends(
             await llm.generate("1, 2, 3,", params(0))
 
             def planted(self: Scheduler, *_: Any) -> None:
-                self.running.clear()
+                self.batch.running.clear()
                 raise RuntimeError("planted")
 
             monkeypatch.setattr(Scheduler, "apply", planted)

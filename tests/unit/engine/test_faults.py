@@ -181,7 +181,7 @@ async def test_a_policy_that_fails_on_a_deadline_that_cannot_be_met_leaves_nothi
     engine.add([1], SamplingParams(max_tokens=3), good)
     await good.over.wait()
     await idle(engine)
-    assert engine._scheduler.num_waiting == 0
+    assert engine._scheduler.backlog.num_waiting == 0
     await engine.aclose()
 
 
@@ -221,7 +221,7 @@ async def test_whatever_the_scheduler_raises_everybody_is_told(
     method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def spoil(scheduler: Any) -> None:
-        scheduler.running.clear()
+        scheduler.batch.running.clear()
         scheduler._admission = None  # every later call raises, too
 
     lim = limits(vocab_size=1000)

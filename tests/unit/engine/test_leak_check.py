@@ -68,7 +68,7 @@ def pin_wrongly(scheduler: Scheduler) -> None:
 
 
 def lose_a_slot(scheduler: Scheduler) -> None:
-    scheduler._batch._free.pop()
+    scheduler.batch._free.pop()
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ async def test_damaged_books_are_healed(
         assert scheduler.leak_check.mismatch() is None
         assert cache.num_free == cache.num_pages
         assert sorted(cache._pages._free) == list(range(cache.num_pages))
-        assert scheduler.num_free_slots == NUM_SLOTS
+        assert scheduler.backlog.num_free_slots == NUM_SLOTS
         checks = stats.books_checks
         assert await complete(engine) == text
         assert await complete(engine) == text

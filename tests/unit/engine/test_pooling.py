@@ -85,7 +85,7 @@ def test_a_prompt_that_comes_back_goes_on_where_it_was(pooling: Pooling) -> None
     assert applied.read == [(seq, read) for read in pooled]
     planned = sched.plan(1, 0.1)
     assert planned is not None
-    sched._preempt(seq, sched.in_flight[-1], 0.1)
+    sched.departures.preempt(seq, sched.in_flight[-1], 0.1)
     result = StepResult(
         1, pack([NO_TOKEN]), (), None, 0.0, 0.0, seconds=0.001,
         pooled=(PooledPrompt(0, 4, 8, b""),) if pooled else (),

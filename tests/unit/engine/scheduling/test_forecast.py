@@ -19,10 +19,10 @@ from asyncllm.engine.scheduling.forecast import (
     OutputLengths,
     _first_of,
     bin_of,
-    given_up,
 )
 from asyncllm.engine.scheduling.sequence import Sequence, Turn
 from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
+from asyncllm.engine.scheduling.waiting.deadlines import given_up
 from asyncllm.models.spec import read_spec
 from tests.support.engine.scheduling import scheduler, sequence
 from tools.bench_policies.__main__ import OVERLOAD, Bench

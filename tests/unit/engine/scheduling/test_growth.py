@@ -44,7 +44,7 @@ def test_certain_lengths_are_never_admitted_to_be_preempted() -> None:
         sched.add(sequence(id, 8, max_tokens=56, params=params), 0.0)
     driver.run()
     assert sorted(driver.admitted) == list(range(8))
-    assert sched.num_preemptions == 0
+    assert sched.departures.num_preemptions == 0
 
 
 def test_clients_that_leave_early_hold_no_room_for_long() -> None:
@@ -61,8 +61,8 @@ def test_clients_that_leave_early_hold_no_room_for_long() -> None:
     for _ in range(20):
         for _ in range(6):
             driver.step()
-        running.append(len(sched.running))
-        sched.finish(next(iter(sched.running.values())), 0.0)
+        running.append(len(sched.batch.running))
+        sched.finish(next(iter(sched.batch.running.values())), 0.0)
     assert running[:3] == [1, 1, 1]
     assert running[-3:] == [2, 2, 2]
 

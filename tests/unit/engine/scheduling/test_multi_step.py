@@ -64,7 +64,7 @@ def test_what_waits_or_is_long_is_not_made_to_wait_for_several_steps() -> None:
 def test_no_row_passes_its_end() -> None:
     runs = decoding(max_tokens=8)  # one is there, 7 are to come
     taken = []
-    while runs.sched.running:
+    while runs.sched.batch.running:
         taken.append(runs.plan().decode_steps)
         runs.land()
     assert taken == [4, 1, 1, 1]
@@ -86,7 +86,7 @@ def test_tokens_do_not_wait_long_for_the_rest_of_their_steps() -> None:
 
 def test_nobody_is_preempted_for_more_steps() -> None:
     runs = decoding(count=2, num_pages=6, page_size=2, max_model_len=12, max_tokens=7)
-    while runs.sched.running:
+    while runs.sched.batch.running:
         assert runs.plan().decode_steps == 1, "6 pages are too few"
         runs.land()
 
@@ -97,12 +97,12 @@ def test_tokens_after_the_end_are_dropped() -> None:
     emitted = runs.land()
     assert emitted[2] == (1, EOS, FinishReason.STOP)
     assert [id for id, _, _ in emitted] == [1, 2, 1, 2, 2, 2]
-    assert list(runs.sched.running) == [2]
+    assert list(runs.sched.batch.running) == [2]
 
 
 def test_a_bad_token_ends_its_row_and_taints_what_it_wrote() -> None:
     runs = decoding(count=2)
-    first = runs.sched.running[1]
+    first = runs.sched.batch.running[1]
     runs.plan([11, 21, BAD_TOKEN, 22, BAD_TOKEN, 23, 14, 24])
     emitted = runs.land()
     assert [token for id, token, _ in emitted if id == 1] == [11, BAD_TOKEN]
@@ -115,6 +115,6 @@ def test_several_steps_under_way_when_the_next_is_planned() -> None:
     first, second = runs.plan(), runs.plan()
     assert (first.decode_steps, second.decode_steps) == (4, 4)
     assert [start for _, start, _ in rows(first) + rows(second)] == [5, 9]
-    runs.sched.finish(runs.sched.running[1], 0.0)
+    runs.sched.finish(runs.sched.batch.running[1], 0.0)
     assert runs.land() == runs.land() == []
     check_books(runs.sched, [])

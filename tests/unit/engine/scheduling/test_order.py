@@ -74,7 +74,7 @@ def test_the_queue_counts_what_is_left() -> None:
     driver.sched.add(sequence(1, history, max_tokens=1), 0.0)
     driver.run()
     driver.sched.add(sequence(2, [*history, 95], max_tokens=1), 0.0)
-    queue = driver.sched._admission.queue
+    queue = driver.sched._admission.waiting.queue
     assert (queue.num_tokens, queue.num_left) == (41, 1)
     driver.run()
     assert (queue.num_tokens, queue.num_left) == (0, 0)
@@ -97,8 +97,8 @@ def test_who_was_preempted_resumes_before_anybody_younger_is_admitted() -> None:
         young = [place for place, seq_id in enumerate(admitted) if seq_id >= 10]
         if young:
             assert preempted <= set(admitted[: young[0]])
-        preempted = {seq.id for seq in sched._admission.queue if seq.num_cached >= 0}
-    assert sched.num_preemptions > 0
+        preempted = {seq.id for seq in sched._admission.waiting.queue if seq.num_cached >= 0}
+    assert sched.departures.num_preemptions > 0
 
 
 # -- the share for short prompts -------------------------------------------------------------------
@@ -114,7 +114,7 @@ def wall(policy: Policy) -> tuple[int, int]:
     short = sequence(99, 6, max_tokens=1, arrival=100.0)
     sched.add(short, 0.0)
     served = 0
-    while sched.running or sched.num_waiting:
+    while sched.batch.running or sched.backlog.num_waiting:
         driver.step()
         served += len(short.tokens) == 6
     return served, next(driver.numbers)
@@ -189,7 +189,7 @@ def test_a_prompt_that_needs_all_pages_is_not_starved_by_the_share() -> None:
     large = sequence(1, 360, max_tokens=8)
     sched.add(large, 0.0)
     for id in range(2, 200):
-        if sched.num_waiting < 3:
+        if sched.backlog.num_waiting < 3:
             sched.add(sequence(id, 4, max_tokens=16, arrival=100.0), 0.0)
         driver.step()
     assert large.num_cached == 0, "it has entered"
@@ -217,7 +217,7 @@ def test_who_has_missed_a_deadline_stops_no_other_account() -> None:
     assert [seq.id for seq in missed] == list(range(1, 20))
     for seq in missed:
         sched.finish(seq, 5.0)
-    assert sched.num_waiting == 0
+    assert sched.backlog.num_waiting == 0
 
 
 def test_questions_change_no_plan() -> None:
@@ -227,7 +227,7 @@ def test_questions_change_no_plan() -> None:
         sched.add(first, 0.0)
         sched.finish(first, 0.0)
         if ask:
-            sched.expected_wait()
+            sched.backlog.expected_wait()
         for id, tenant in ((2, "b"), (3, "a")):
             sched.add(sequence(id, 4, tenant=tenant), 0.0)
         planned = sched.plan(0, 0.0)

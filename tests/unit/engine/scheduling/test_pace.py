@@ -67,10 +67,10 @@ def steps_of(
         if planned is None or len(rows) == in_flight:
             number = len(steps) - len(rows)
             apply(scheduler, number, rows.popleft())
-    assert not scheduler.running
-    assert scheduler.num_waiting == 0
+    assert not scheduler.batch.running
+    assert scheduler.backlog.num_waiting == 0
     computed, asked = sum(tokens for _, tokens in steps), sum(prompt for prompt, _ in work)
-    assert computed > asked if scheduler.num_preemptions else computed == asked
+    assert computed > asked if scheduler.departures.num_preemptions else computed == asked
     return steps
 
 

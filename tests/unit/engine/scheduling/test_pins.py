@@ -149,7 +149,7 @@ def test_pins_change_no_admission() -> None:
 
     with_pins, without = load(1.0), load(0.0)
     assert with_pins.rows == without.rows
-    assert with_pins.sched.num_preemptions == 0
+    assert with_pins.sched.departures.num_preemptions == 0
     assert with_pins.sched.cache.pins.num_evicted > 100
 
 
@@ -161,7 +161,7 @@ def test_who_outgrows_what_was_expected_takes_pages_from_pins() -> None:
     for _ in range(4):
         serving.add(4, 59, known_length=False)
     serving.run()
-    assert serving.sched.num_preemptions == 0
+    assert serving.sched.departures.num_preemptions == 0
     assert serving.sched.cache.pins.num_evicted > 40
 
 
@@ -172,7 +172,7 @@ def test_a_sequence_may_take_all_pages_from_pins() -> None:
     assert serving.sched.cache.pins.num_pages > 40
     seq = serving.serve(200, 56)
     assert len(seq.tokens) == 256
-    assert serving.sched.num_preemptions == 0
+    assert serving.sched.departures.num_preemptions == 0
 
 
 def test_short_lived_prefixes_leave_others_in_the_cache() -> None:
@@ -190,7 +190,7 @@ def test_a_short_lived_request_that_is_preempted_keeps_its_pages_as_others_do() 
         planned = serving.sched.plan(0, 0.0)
         assert planned is not None
         if preempted:
-            serving.sched._preempt(seq, serving.sched.in_flight[-1], 0.0)
+            serving.sched.departures.preempt(seq, serving.sched.in_flight[-1], 0.0)
         serving.device.take(planned.message, repeat(3))
         serving.sched.apply(serving.device.answer(), 0.0)
         if not preempted:

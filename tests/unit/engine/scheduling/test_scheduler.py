@@ -142,7 +142,7 @@ def test_who_will_probably_be_late_makes_way_and_who_surely_is_late_does_not_run
     for seq in (late, doomed, timely):
         sched.add(seq, 0.0)
     plan(sched)
-    assert list(sched.running) == [3]
+    assert list(sched.batch.running) == [3]
     assert sched.missed_deadlines() == [doomed]
     sched.finish(doomed, 1.0)
     assert sched.missed_deadlines() == []
@@ -229,7 +229,7 @@ def test_identical_prompts_arriving_together_compute_the_shared_part_once() -> N
     for id in (1, 2, 3):
         sched.add(sequence(id, prompt), 0.0)
     assert rows(plan(sched, 0)) == [(0, 0, 20)]
-    assert sched.num_waiting == 2
+    assert sched.backlog.num_waiting == 2
     apply(sched, 3)
     assert rows(plan(sched, 1)) == [(0, 20, 1), (1, 16, 4), (2, 16, 4)]
 
@@ -242,7 +242,7 @@ def test_those_who_share_go_on_alone_when_the_first_fails() -> None:
     [emitted] = apply(sched, BAD_TOKEN).emitted
     assert emitted.seq.id == 1
     assert rows(plan(sched, 1)) == [(0, 0, 20)]
-    assert sched.running[2].num_cached == 0
+    assert sched.batch.running[2].num_cached == 0
 
 
 def test_what_a_failed_sequence_wrote_is_never_a_hit() -> None:
@@ -347,7 +347,7 @@ def test_the_victim_has_the_least_to_do_again_and_resumes_with_its_tokens() -> N
         sched.add(seq, 0.0)
     finished = run(sched)
     assert sorted(finished) == [1, 2, 3]
-    assert sched.num_preemptions >= 1
+    assert sched.departures.num_preemptions >= 1
     kinds = [event.kind for event in old.timeline.events]
     assert "preempted" not in kinds, "the oldest is never a victim"
     first = min(
@@ -377,7 +377,7 @@ def test_admission_expects_outputs_and_does_not_reserve_them() -> None:
         for id in range(1, 5):
             sched.add(sequence(id, 8, max_tokens=50), 0.0)
         plan(sched)
-        assert len(sched.running) == running
+        assert len(sched.batch.running) == running
 
 
 def test_certain_lengths_are_taken_at_their_word() -> None:
@@ -386,7 +386,7 @@ def test_certain_lengths_are_taken_at_their_word() -> None:
     for id in range(1, 5):
         sched.add(sequence(id, 8, max_tokens=50, params=params), 0.0)
     plan(sched)
-    assert len(sched.running) == 1
+    assert len(sched.batch.running) == 1
 
 
 def test_a_request_as_large_as_the_cache_runs_alone_and_blocks_nobody_for_ever() -> None:
@@ -407,7 +407,7 @@ def test_over_capacity_everything_finishes_and_preemptions_are_bounded() -> None
     for id in range(1, count + 1):
         sched.add(sequence(id, 8 + id % 20, max_tokens=10 + id % 25), 0.0)
     assert sorted(run(sched, 5000)) == list(range(1, count + 1))
-    assert 0 < sched.num_preemptions <= count
+    assert 0 < sched.departures.num_preemptions <= count
 
 
 # -- the host --------------------------------------------------------------------------------------
@@ -516,7 +516,7 @@ def test_those_who_share_are_looked_at_once_and_not_for_every_chunk() -> None:
     for step in range(2, 30):
         apply(sched, NO_TOKEN)
         plan(sched, step)
-    assert sched.num_waiting == 39
+    assert sched.backlog.num_waiting == 39
     assert len(matches) == 2 * 40, "when it joins the queue, and when it is the head"
 
 

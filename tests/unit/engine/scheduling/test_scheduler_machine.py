@@ -227,9 +227,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def books_balance(self) -> None:
         check_books(self.sched, self.seen.values())
-        running = set(self.sched.running)
+        running = set(self.sched.batch.running)
         assert running <= set(self.live)
-        assert self.sched.num_waiting == len(self.live) - len(running)
+        assert self.sched.backlog.num_waiting == len(self.live) - len(running)
 
     def teardown(self) -> None:
         """Whatever happened, what is left can be finished, and leaves nothing behind."""
@@ -242,8 +242,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.live
         sched = self.sched
         assert sched.cache.num_held == 0
-        assert sched.num_free_slots == sched.limits.max_num_seqs
-        assert sched._admission._growth._promised == 0
+        assert sched.backlog.num_free_slots == sched.limits.max_num_seqs
+        assert sched._admission.growth._promised == 0
         if not sched.limits.prefix_caching:
             assert sched.cache.num_cached == 0
         # Everything that is cached can be evicted: nobody has forgotten a lock.

@@ -362,7 +362,7 @@ def test_who_ends_while_its_prefix_is_loaded_has_cost_nothing() -> None:
             num_rows = len(rows(planned.message))
             answer(sched, step, num_rows, 0.0, copied=bool(planned.message.copies))
             step += 1
-    [account] = sched._admission.queue._accounts.values()
+    [account] = sched._admission.waiting.queue._accounts.values()
     before, again = account.served, sequence(9, list(range(20)), 2)
     sched.add(again, 0.0)
     sched.plan(step, 0.0)

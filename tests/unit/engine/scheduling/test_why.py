@@ -40,7 +40,7 @@ class World:
 
     def why(self, seq: Sequence) -> Wait:
         assert seq.state in (SeqState.WAITING, SeqState.LOADING)
-        return self.scheduler.why(seq)
+        return self.scheduler.backlog.why(seq)
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_asking_changes_nothing() -> None:
         for _ in range(40):
             for seq in world.seqs if ask else ():
                 if seq.state is SeqState.RUNNING:
-                    world.scheduler.progress(seq)
+                    world.scheduler.batch.progress(seq)
                 elif seq.state is not SeqState.FINISHED:
-                    world.scheduler.why(seq)
+                    world.scheduler.backlog.why(seq)
             found.append(world.plan())
             world.finish_step()
         assert all(seq.state is SeqState.FINISHED for seq in world.seqs)
@@ -129,7 +129,7 @@ def test_asking_changes_nothing() -> None:
 def test_progress() -> None:
     world = World(20, max_num_batched_tokens=16, itl_target=0.0)
     [seq] = world.seqs
-    told = world.scheduler.progress(seq)
+    told = world.scheduler.batch.progress(seq)
     assert (told.computed, told.prompt_left) == (16, 4)
     assert (told.own_pages, told.prefix_page) == (len(seq.kv.pages), -1)
 
@@ -140,6 +140,6 @@ def test_pages_that_were_found_are_not_its_own() -> None:
     while world.seqs[1].state is not SeqState.RUNNING:
         world.finish_step()
         world.plan()
-    told = world.scheduler.progress(world.seqs[1])
+    told = world.scheduler.batch.progress(world.seqs[1])
     assert told.own_pages == len(world.seqs[1].kv.pages) - 5
     assert told.prefix_page == world.seqs[1].kv.pages[0] == world.seqs[0].kv.pages[0]

@@ -75,7 +75,7 @@ def test_any_run_replays_to_the_same_plans(
     assert figures.num_requests == len(driver.ended)
     assert figures.num_steps == driver.plans
     assert figures.num_tokens == sum(seq.num_output for seq in driver.ended)
-    assert figures.num_preemptions == driver.sched.num_preemptions
+    assert figures.num_preemptions == driver.sched.departures.num_preemptions
     admitted = [seq for seq in driver.ended if seq.num_cached >= 0]
     assert figures.cached_tokens == sum(seq.num_cached for seq in admitted)
     # A cut anywhere loses what follows, and nothing else.
@@ -92,7 +92,7 @@ def test_preempted_requests_replay(tmp_path: Path, host_pages: int) -> None:
     preemptions = 0
     for seed in range(8):
         driver = record(tmp_path / "a", seed, events=500, host_pages=host_pages, **TIGHT)
-        preemptions += driver.sched.num_preemptions
+        preemptions += driver.sched.departures.num_preemptions
         assert replay(tmp_path / "a").mismatch is None
     assert preemptions > 4
 

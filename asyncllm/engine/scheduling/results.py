@@ -1,0 +1,100 @@
+"""Results: what the tokens of a step, or its failure, mean for its sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from asyncllm.engine.cache.manager import KVCacheManager
+from asyncllm.engine.scheduling.batch import RunningBatch
+from asyncllm.engine.scheduling.sequence import Sequence
+from asyncllm.engine.scheduling.step import Emitted, Step
+from asyncllm.engine.scheduling.trials import Trials
+from asyncllm.types import FinishReason
+from asyncllm.wire.messages import BAD_TOKEN, NO_TOKEN
+
+
+class Results:
+    """Gives sequences their tokens, and ends them. Owns nothing.
+
+    Args:
+        finish: ends a sequence, at a time.
+    """
+
+    def __init__(
+        self,
+        cache: KVCacheManager,
+        batch: RunningBatch,
+        trials: Trials,
+        finish: Callable[[Sequence, float], None],
+    ):
+        self._cache = cache
+        self._batch = batch
+        self._trials = trials
+        self._finish = finish
+
+    def take(self, step: Step, tokens: list[int], unmet: set[int], now: float) -> list[Emitted]:
+        """The new tokens in row order; rows of ended sequences, and others without one, give none.
+
+        Args:
+            unmet: rows whose constraints allowed no token; their KV is valid.
+        """
+        emitted = []
+        decodes = step.decodes
+        for first in range(0, step.decode_steps * len(decodes), len(decodes) or 1):
+            for row, seq in enumerate(decodes, first):
+                if tokens[row] == BAD_TOKEN:  # also of sequences that have ended
+                    seq.kv.corrupt |= row not in unmet
+                if seq.wanted:
+                    emitted.append(self._take_token(seq, row, tokens[row], now))
+        for row, chunk in enumerate(step.chunks, len(step.decodes)):
+            seq, token = chunk.seq, tokens[row]
+            seq.kv.corrupt |= token == BAD_TOKEN and row not in unmet
+            if not seq.kv.corrupt:
+                self._cache.land(seq.kv, chunk.end)
+            if seq.wanted and seq.reads.pending:
+                seq.reads.done = chunk.end
+            if chunk.samples and seq.wanted:
+                emitted.append(self._take_first_token(seq, row, token, now))
+        return emitted
+
+    def fail(self, step: Step, now: float) -> list[Sequence]:
+        """Distrust all KV of a failed step's sequences; returns the sequences that end.
+
+        A sequence that was alone in the step ends. Of several, each is tried again.
+        """
+        rows = {seq.id: seq for seq in (*step.decodes, *(chunk.seq for chunk in step.chunks))}
+        alive = [seq for seq in rows.values() if seq.wanted]
+        for seq in rows.values():
+            seq.kv.corrupt = True
+        causes = alive
+        if len(rows) > 1 and alive:
+            computed = self._batch.computed
+            suspects = [(seq, int(computed[seq.slot])) for seq in alive]
+            causes = self._trials.suspect(suspects, step.admitted)
+            for seq in alive:
+                seq.wanted = False
+        for seq in causes:
+            self._finish(seq, now)
+        return causes
+
+    def _take_first_token(self, seq: Sequence, row: int, token: int, now: float) -> Emitted:
+        """The token after the prompt, unless the sequence was to generate none."""
+        if len(seq.tokens) < seq.output.max_length or token == BAD_TOKEN:
+            return self._take_token(seq, row, token, now)
+        self._finish(seq, now)
+        return Emitted(seq, row, NO_TOKEN, FinishReason.LENGTH)
+
+    def _take_token(self, seq: Sequence, row: int, token: int, now: float) -> Emitted:
+        if token == BAD_TOKEN:
+            self._finish(seq, now)
+            return Emitted(seq, row, token, None)
+        tokens, output = seq.tokens, seq.output
+        tokens.append(token)
+        finish = None
+        if token in output.stop_ids and len(tokens) > output.min_length:
+            finish = FinishReason.STOP
+        elif len(tokens) >= output.max_length:
+            finish = FinishReason.LENGTH
+        if finish is not None:
+            self._finish(seq, now)
+        return Emitted(seq, row, token, finish)
