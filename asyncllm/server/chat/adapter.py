@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from asyncllm.engine.requests.reservations import Reservation
 from asyncllm.errors import BadRequest, ContextLengthExceeded
-from asyncllm.server.chat.conversation import open_conversation
+from asyncllm.server.chat.conversation import Conversation, open_conversation
 from asyncllm.server.chat.parameters import sampling_params
-from asyncllm.server.chat.requests import GeneratingFields
+from asyncllm.server.chat.requests import ChatRequest, GeneratingFields
 from asyncllm.server.http.parse import invalid
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from asyncllm.engine.requests.reservations import Reservation
-    from asyncllm.server.chat.conversation import Conversation
-    from asyncllm.server.chat.requests import ChatRequest
-    from asyncllm.server.model import Model
-    from asyncllm.types import SamplingParams
+from asyncllm.server.model import Model
+from asyncllm.types import SamplingParams
 
 T = TypeVar("T", bound=msgspec.Struct)
 

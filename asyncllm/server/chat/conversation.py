@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
+from asyncllm.engine.requests.reservations import Reservation
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.large import read_large
 from asyncllm.server.chat.message_reader import MessageReader
 from asyncllm.server.chat.messages import ChatFields
 from asyncllm.server.chat.prompts import truncate
+from asyncllm.server.chat.requests import ChatRequest
+from asyncllm.server.model import Model
+from asyncllm.text.chat_reader import ChatReader, TokenPlaces
 from asyncllm.text.grammar import GrammarSpec, StructuralTags, Tag
-from asyncllm.text.parsing import call_structure
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from asyncllm.engine.requests.reservations import Reservation
-    from asyncllm.server.chat.requests import ChatRequest
-    from asyncllm.server.model import Model
-    from asyncllm.text.chat_reader import ChatReader, TokenPlaces
-    from asyncllm.text.parsing import CallStructure, Formats
-    from asyncllm.types import SamplingParams
+from asyncllm.text.parsing import CallStructure, Formats, call_structure
+from asyncllm.types import SamplingParams
 
 #: Template arguments that belong to the server, not to ``chat_template_kwargs``.
 _RESERVED: Final = frozenset(

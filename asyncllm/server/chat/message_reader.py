@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from asyncllm.text.parsing import Content, End, Event, Reasoning, ToolStart, finish_reason
-from asyncllm.types import FinishReason
-
-if TYPE_CHECKING:
-    from asyncllm.text.chat_reader import TokenPlaces
-    from asyncllm.text.parsing import Parser
-    from asyncllm.types import TokenDelta
+from asyncllm.text.chat_reader import TokenPlaces
+from asyncllm.text.parsing import Content, End, Event, Parser, Reasoning, ToolStart, finish_reason
+from asyncllm.types import FinishReason, TokenDelta
 
 
 class MessageReader:

@@ -7,16 +7,14 @@ types would be run by another server; they are left out, and the rest of the req
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.requests import ChatMessage, ChatTool
 from asyncllm.server.http.parse import invalid
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 #: Types of parts that are text; some are those of the Responses API.
 _TEXTS: Final = {

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 import msgspec
 
 from asyncllm.errors import BadRequest
-from asyncllm.server.chat.requests import GeneratingFields, ResponseFormat, StructuredOutputs
+from asyncllm.server.chat.requests import (
+    GeneratingFields,
+    ResponseFormat,
+    Schema,
+    StructuredOutputs,
+    StructureFields,
+)
 from asyncllm.text.grammar import (
     Choice,
     Ebnf,
@@ -20,11 +26,6 @@ from asyncllm.text.grammar import (
     Tag,
 )
 from asyncllm.types import SamplingParams, SchedulingParams
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from asyncllm.server.chat.requests import Schema, StructureFields
 
 
 def _shared(params: type[msgspec.Struct]) -> tuple[str, ...]:

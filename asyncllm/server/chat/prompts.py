@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
+from asyncllm.engine.requests.reservations import Reservation
 from asyncllm.errors import BadRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from asyncllm.engine.requests.reservations import Reservation
-    from asyncllm.server.chat.requests import OpenAIFields
-    from asyncllm.server.model import Model
+from asyncllm.server.chat.requests import OpenAIFields
+from asyncllm.server.model import Model
 
 
 def split_prompts(prompt: str | list[Any]) -> list[str] | list[list[int]]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from msgspec import UNSET, UnsetType
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from asyncllm.server.chat.message_reader import MessageReader
-    from asyncllm.server.trace import Trace
-    from asyncllm.text.parsing import Event
-    from asyncllm.types import FinishReason, TokenDelta
+from asyncllm.server.chat.message_reader import MessageReader
+from asyncllm.server.trace import Trace
+from asyncllm.text.parsing import Event
+from asyncllm.types import FinishReason, TokenDelta
 
 
 class SingleReply:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from aiohttp import web
+
+from asyncllm.engine.requests.history import RequestTrace
 from asyncllm.errors import NotFound
 from asyncllm.server.http.answer import json_response
 from asyncllm.server.limits.api_keys import tenant_of
@@ -18,13 +21,6 @@ from asyncllm.server.native.schemas import (
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.trace import explain
 from asyncllm.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from aiohttp import web
-
-    from asyncllm.engine.requests.history import RequestTrace
 
 
 async def load(request: web.Request) -> web.Response:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+
+from aiohttp import web
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.parameters import sampling_params
@@ -14,15 +16,9 @@ from asyncllm.server.native.schemas import Generated
 from asyncllm.server.openai.reply import usage
 from asyncllm.server.service import SERVICE
 from asyncllm.server.streaming.frames import DONE, EVENT_STREAM, error_frame, event
+from asyncllm.server.trace import Trace
+from asyncllm.types import TokenDelta
 from asyncllm.types.sampling_defaults import bounded
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from aiohttp import web
-
-    from asyncllm.server.trace import Trace
-    from asyncllm.types import TokenDelta
 
 
 async def generate(request: web.Request) -> web.StreamResponse:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import msgspec
+from aiohttp import web
 
 from asyncllm.errors import EngineDead
 from asyncllm.server.http.answer import json_response
@@ -13,9 +13,6 @@ from asyncllm.server.http.errors import error_response
 from asyncllm.server.native.schemas import Health, Status
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.watchdog import WATCHDOG
-
-if TYPE_CHECKING:
-    from aiohttp import web
 
 
 async def health(request: web.Request) -> web.Response:

@@ -7,14 +7,18 @@ It never has text of prompts or answers.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from aiohttp import web
 
+from asyncllm.engine.requests.history import RequestTrace
+from asyncllm.engine.requests.view import LiveView
 from asyncllm.errors import EngineDead, NotFound, NotReady
 from asyncllm.server.arrivals.names import NUMBERS, Numbers, is_number
 from asyncllm.server.http.answer import encode, json_response
+from asyncllm.server.http.waits import Waits
 from asyncllm.server.limits.api_keys import has_key, tenant_of
 from asyncllm.server.metrics import scrape
 from asyncllm.server.native.admin import trace_response
@@ -30,15 +34,8 @@ from asyncllm.server.native.live_answers import (
     prefix_at,
 )
 from asyncllm.server.native.schemas import Aborted
+from asyncllm.server.request_log import Served
 from asyncllm.server.service import SERVICE, Service
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from asyncllm.engine.requests.history import RequestTrace
-    from asyncllm.engine.requests.view import LiveView
-    from asyncllm.server.http.waits import Waits
-    from asyncllm.server.request_log import Served
 
 INTERVAL_SECONDS: Final = 0.5
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal
+from collections.abc import Callable, Iterable
+from typing import Final, Literal
 
+from asyncllm.engine.requests.history import RequestTrace, StepRecord
+from asyncllm.engine.requests.view import LiveRequest
 from asyncllm.engine.scheduling.waiting.reason import Reason
 from asyncllm.server.arrivals.names import Numbers
 from asyncllm.server.http.answer import Answer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from asyncllm.engine.requests.history import RequestTrace, StepRecord
-    from asyncllm.engine.requests.view import LiveRequest
 
 #: Rows of requests, of each kind: running, waiting, ended.
 MOST_ROWS: Final = 64

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
+from aiohttp import web
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.server.chat.requests import COMPONENTS, REFERRED
 from asyncllm.server.http.answer import json_response
 from asyncllm.server.http.route import EVENT_STREAM, Route
 from asyncllm.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from aiohttp import web
-
-    from asyncllm.config.server_config import ServerConfig
 
 PATH: Final = "/openapi.json"
 

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+
+from aiohttp import web
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.conversation import encode_messages
 from asyncllm.server.chat.large import read_large
 from asyncllm.server.chat.messages import read_chat
 from asyncllm.server.http.answer import json_response
+from asyncllm.server.model import Tokenizer
 from asyncllm.server.native.requests import DetokenizeRequest, TokenizeRequest
 from asyncllm.server.native.schemas import Detokenized, Tokenized
 from asyncllm.server.openai.logprobs import token_text
 from asyncllm.server.service import SERVICE
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from aiohttp import web
-
-    from asyncllm.server.model import Tokenizer
 
 
 async def tokenize(request: web.Request) -> web.Response:

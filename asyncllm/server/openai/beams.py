@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import msgspec
+from aiohttp import web
 
 from asyncllm.errors import BadRequest
+from asyncllm.server.chat.requests import OpenAIFields
 from asyncllm.server.http.middleware import RESERVATION
 from asyncllm.server.limits.accounts import UNSTATED_TOKENS, Work
 from asyncllm.server.openai.options import num_generated
-from asyncllm.server.streaming.delivery import Delivery, WholeAnswer
+from asyncllm.server.service import Service
+from asyncllm.server.streaming.delivery import Delivery, Reply, WholeAnswer
 from asyncllm.server.streaming.sse import EventStream
-from asyncllm.types import FinishReason, SamplingParams, TokenDelta
+from asyncllm.types import FinishReason, SamplingParams, SchedulingParams, TokenDelta
 from asyncllm.types.beam_search import BeamSearchParams, Search
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from aiohttp import web
-
-    from asyncllm.server.chat.requests import OpenAIFields
-    from asyncllm.server.service import Service
-    from asyncllm.server.streaming.delivery import Reply
-    from asyncllm.types import SchedulingParams
 
 #: Parameters of a search, and parameters of drawing, which it ignores.
 _SHARED: Final = frozenset(BeamSearchParams.__struct_fields__).intersection(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING
+
+from aiohttp import web
 
 from asyncllm.engine.requests.check import check_request
 from asyncllm.errors import BadRequest
@@ -28,13 +30,7 @@ from asyncllm.server.openai.options import (
 from asyncllm.server.openai.reply import check_scoring
 from asyncllm.server.openai.schemas import Rendered
 from asyncllm.server.service import SERVICE, Service
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from aiohttp import web
-
-    from asyncllm.types import SchedulingParams
+from asyncllm.types import SchedulingParams
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:

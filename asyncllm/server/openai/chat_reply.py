@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import UNSET
 
+from asyncllm.server.chat.conversation import Conversation
+from asyncllm.server.chat.requests import ChatRequest
+from asyncllm.server.model import Tokenizer
 from asyncllm.server.openai import schemas
 from asyncllm.server.openai.logprobs import prompt_logprobs, token_logprobs
 from asyncllm.server.openai.reply import OpenAIReply
@@ -19,12 +22,7 @@ from asyncllm.text.parsing import (
     ToolStart,
     message_of,
 )
-
-if TYPE_CHECKING:
-    from asyncllm.server.chat.conversation import Conversation
-    from asyncllm.server.chat.requests import ChatRequest
-    from asyncllm.server.model import Tokenizer
-    from asyncllm.types import TokenDelta, TokenLogprob
+from asyncllm.types import TokenDelta, TokenLogprob
 
 
 class ChatReply(OpenAIReply):

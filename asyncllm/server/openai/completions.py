@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
+
+from aiohttp import web
 
 from asyncllm.errors import ContextLengthExceeded
 from asyncllm.server.chat.large import read_large
@@ -10,6 +13,7 @@ from asyncllm.server.chat.parameters import sampling_params
 from asyncllm.server.chat.prompts import encode_prompts, expect_prompts, split_prompts, truncate
 from asyncllm.server.http.answer import in_slices
 from asyncllm.server.http.middleware import RESERVATION
+from asyncllm.server.model import Model, Tokenizer
 from asyncllm.server.openai import schemas
 from asyncllm.server.openai.beams import answer_beams
 from asyncllm.server.openai.logprobs import LogprobLists, joined, prompt_logprobs
@@ -22,15 +26,7 @@ from asyncllm.server.openai.options import (
 from asyncllm.server.openai.reply import OpenAIReply
 from asyncllm.server.openai.requests import MAX_TOKENS, CompletionRequest
 from asyncllm.server.service import SERVICE
-from asyncllm.types import TokenDelta
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from aiohttp import web
-
-    from asyncllm.server.model import Model, Tokenizer
-    from asyncllm.types import PromptLogprob
+from asyncllm.types import PromptLogprob, TokenDelta
 
 
 async def completions(request: web.Request) -> web.StreamResponse:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from asyncllm.text.parsing import Content
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from asyncllm.server.chat.message_reader import MessageReader
-    from asyncllm.text.chat_reader import TokenPlaces
-    from asyncllm.text.parsing import Event
-    from asyncllm.types import TokenDelta, TokenLogprob
+from asyncllm.server.chat.message_reader import MessageReader
+from asyncllm.text.chat_reader import TokenPlaces
+from asyncllm.text.parsing import Content, Event
+from asyncllm.types import TokenDelta, TokenLogprob
 
 
 class ContentLogprobs:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import msgspec
+import numpy as np
 from aiohttp import web
 
 from asyncllm.engine.pooling import PooledParams
@@ -20,14 +22,8 @@ from asyncllm.server.openai.options import check_options
 from asyncllm.server.openai.requests import CompletionRequest, EmbeddingRequest
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.streaming.delivery import ClientDelivery, Job
+from asyncllm.types import TokenDelta
 from asyncllm.types.embedding import EmbeddingParams
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import numpy as np
-
-    from asyncllm.types import TokenDelta
 
 #: Longer answers are encoded in a thread, to not stall the event loop.
 LONG_ANSWER: Final = 1 << 14

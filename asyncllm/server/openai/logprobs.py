@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import codecs
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 import msgspec
 
 from asyncllm.server.http.answer import in_slices
+from asyncllm.server.model import Tokenizer
 from asyncllm.server.openai import schemas
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
-
-    from asyncllm.server.model import Tokenizer
-    from asyncllm.types import PromptLogprob, TokenLogprob
+from asyncllm.types import PromptLogprob, TokenLogprob
 
 #: JSON has no -inf; clients know this number from vLLM.
 LOWEST = -9999.0

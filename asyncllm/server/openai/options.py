@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from asyncllm.errors import BadRequest
-
-if TYPE_CHECKING:
-    from asyncllm.server.chat.requests import OpenAIFields
+from asyncllm.server.chat.requests import OpenAIFields
 
 
 def check_options(body: OpenAIFields, num_prompts: int, most: int) -> None:

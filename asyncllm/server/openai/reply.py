@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Final
+
+import msgspec
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.requests import OpenAIFields, StreamOptions
 from asyncllm.server.http.answer import encode, encode_with
 from asyncllm.server.http.middleware import request_id
+from asyncllm.server.model import Tokenizer
 from asyncllm.server.openai import schemas
 from asyncllm.server.streaming.frames import DONE, EVENT_STREAM, error_frame, event
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    import msgspec
-
-    from asyncllm.server.model import Tokenizer
-    from asyncllm.server.trace import Trace
-    from asyncllm.types import TokenDelta
-
+from asyncllm.server.trace import Trace
+from asyncllm.types import TokenDelta
 
 #: The most prompt logprobs in a stream: about 2 MB, possibly in one write.
 MAX_STREAMED: Final = 1 << 15

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, cast, overload
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple, Protocol, cast, overload
 
 from aiohttp import HttpVersion11, web
 
 from asyncllm.server.http.answer import json_body
 from asyncllm.server.http.half_close import PROBE, look_closer, send_continue
+from asyncllm.server.trace import Trace
 from asyncllm.types import (
     FinishReason,
     SamplingParams,
@@ -19,11 +20,6 @@ from asyncllm.types import (
     TokenDelta,
     TokenLogprob,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from asyncllm.server.trace import Trace
 
 #: An answer of more bytes is written in a thread: that takes longer than 5 ms.
 MUCH: Final = 200_000

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import msgspec
 
 from asyncllm.server.http.answer import encode
 from asyncllm.server.http.errors import error_body
-
-if TYPE_CHECKING:
-    import msgspec
 
 EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
 DONE: Final = b"data: [DONE]\n\n"

@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from contextvars import Context, copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from asyncllm.engine.requests.reservations import Reservation
 from asyncllm.server.http.middleware import request_id
+from asyncllm.server.model import Model
 from asyncllm.server.observe.access_log import current_entry
 from asyncllm.server.request_log import Served
+from asyncllm.server.streaming.delivery import Delivery, Job
 from asyncllm.system.event_loop import Slices, each_later
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-
-    from asyncllm.engine.requests.reservations import Reservation
-    from asyncllm.server.model import Model
-    from asyncllm.server.streaming.delivery import Delivery, Job
 
 log = logging.getLogger(__name__)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from aiohttp import HttpVersion11, web
 
 from asyncllm.server.arrivals.routed import leave_last_words
-from asyncllm.server.http.cuts import CUTS, GIVE_UP_BYTES, MERGE_BYTES, Patience
+from asyncllm.server.http.cuts import CUTS, GIVE_UP_BYTES, MERGE_BYTES, Cause, Patience
 from asyncllm.server.http.half_close import look_closer
 from asyncllm.server.http.middleware import ARRIVED, request_id
 from asyncllm.server.streaming.delivery import (
@@ -22,10 +22,7 @@ from asyncllm.server.streaming.delivery import (
 )
 from asyncllm.server.streaming.frames import EVENT_STREAM
 from asyncllm.server.streaming.write_times import WRITE_TIMES
-
-if TYPE_CHECKING:
-    from asyncllm.server.http.cuts import Cause
-    from asyncllm.types import TokenDelta
+from asyncllm.types import TokenDelta
 
 log = logging.getLogger(__name__)
 

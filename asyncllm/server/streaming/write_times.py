@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Callable
+from typing import Final, Protocol
 
 from aiohttp import web
 
 from asyncllm.engine.stats import LATENCY_BUCKETS, Histogram
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Stream(Protocol):
