@@ -10,7 +10,7 @@ import msgspec
 
 from asyncllm.errors import AsyncLLMError
 from asyncllm.server.anthropic import schemas
-from asyncllm.server.chat.reply import SingleReply
+from asyncllm.server.chat.message_reader import SingleReply
 from asyncllm.server.http.answer import encode
 from asyncllm.server.http.errors import error_body, error_response
 from asyncllm.server.http.middleware import request_id

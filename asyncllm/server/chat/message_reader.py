@@ -1,9 +1,13 @@
-"""Reads one answer of a chat as its tokens come: text, reasoning and tool calls."""
+"""Reads and counts one answer as its tokens come: text, reasoning and tool calls."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
+from msgspec import UNSET, UnsetType
+
+from asyncllm.server.trace import Trace
 from asyncllm.text.chat_reader import TokenPlaces
 from asyncllm.text.parsing import Content, End, Event, Parser, Reasoning, ToolStart, finish_reason
 from asyncllm.types import FinishReason, TokenDelta
@@ -135,3 +139,32 @@ class MessageReader:
 def _stopped(delta: TokenDelta) -> bool:
     """Whether it was the model that ended the answer."""
     return delta.finish_reason is FinishReason.STOP and not isinstance(delta.stop_reason, str)
+
+
+class SingleReply:
+    """Reads one answer to a chat; a subclass writes it in the format of its API.
+
+    Attributes:
+        explain: see ``Reply``.
+        cached_tokens: of the prompt; known once the answer has ended.
+    """
+
+    explain: Callable[[], Trace] | None = None
+
+    def __init__(self, reader: MessageReader, prompt_tokens: int):
+        self.reader = reader
+        self.prompt_tokens = prompt_tokens
+        self.completion_tokens = 0
+        self.cached_tokens = 0
+        self.finish_reason: FinishReason | None = None
+
+    def read(self, delta: TokenDelta) -> list[Event]:
+        """Count a delta's tokens, and parse its text."""
+        self.completion_tokens += len(delta.token_ids)
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+            self.cached_tokens = min(delta.cached_tokens, self.prompt_tokens)
+        return self.reader.read(delta)
+
+    def trace(self) -> Trace | UnsetType:
+        return UNSET if self.explain is None else self.explain()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from aiohttp import web
 
 from asyncllm.errors import BadRequest
+from asyncllm.server.chat.message_reader import MessageReader, SingleReply
 from asyncllm.server.chat.parameters import sampling_params
 from asyncllm.server.chat.prompts import expect_prompts
 from asyncllm.server.http.answer import encode
@@ -16,7 +15,6 @@ from asyncllm.server.native.schemas import Generated
 from asyncllm.server.openai.reply import usage
 from asyncllm.server.service import SERVICE
 from asyncllm.server.streaming.frames import DONE, EVENT_STREAM, error_frame, event
-from asyncllm.server.trace import Trace
 from asyncllm.types import TokenDelta
 from asyncllm.types.sampling_defaults import bounded
 
@@ -37,31 +35,28 @@ async def generate(request: web.Request) -> web.StreamResponse:
     return await service.answer(request, [prompt], params, scheduling, reply, body)
 
 
-class GenerateReply:
+class GenerateReply(SingleReply):
     """``{"text", "finish_reason", "usage"}``; in a stream, the last two come with the last text."""
 
     id = ""
     content_type = EVENT_STREAM
-    explain: Callable[[], Trace] | None = None
 
     def __init__(self, prompt_tokens: int, *, with_ids: bool):
-        self._prompt_tokens = prompt_tokens
-        self._completion_tokens = 0
+        super().__init__(MessageReader(None), prompt_tokens)
         self._with_ids = with_ids
 
     def opening(self) -> bytes:
         return b""
 
     def frames(self, index: int, delta: TokenDelta) -> bytes:
-        if delta.finish_reason is None and not delta.text and not self._with_ids:
-            self._completion_tokens += len(delta.token_ids)
-            return b""
-        return event(self._answer(delta))
+        answer = self._answer(delta)
+        is_empty = delta.finish_reason is None and not delta.text and not self._with_ids
+        return b"" if is_empty else event(answer)
 
     def closing(self) -> bytes:
-        if self.explain is None:
-            return DONE
-        return event(Generated(text="", trace=self.explain())) + DONE
+        return (
+            DONE if self.explain is None else event(Generated(text="", trace=self.trace())) + DONE
+        )
 
     def failure(self, error: Exception) -> bytes:
         return error_frame(error) + DONE
@@ -70,17 +65,16 @@ class GenerateReply:
 
     def body(self, outputs: list[TokenDelta]) -> bytes:
         answer = self._answer(outputs[0])
-        if self.explain is not None:
-            answer.trace = self.explain()
+        answer.trace = self.trace()
         return encode(answer)
 
     def _answer(self, delta: TokenDelta) -> Generated:
-        self._completion_tokens += len(delta.token_ids)
+        self.read(delta)
         answer = Generated(text=delta.text)
         if self._with_ids:
             answer.token_ids = delta.token_ids
         if delta.finish_reason is not None:
             answer.finish_reason = delta.finish_reason.value
             answer.stop_reason = delta.stop_reason
-            answer.usage = usage(self._prompt_tokens, self._completion_tokens, delta.cached_tokens)
+            answer.usage = usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
         return answer

@@ -7,14 +7,12 @@ It never has text of prompts or answers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import islice
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from asyncllm.engine.requests.history import RequestTrace
-from asyncllm.engine.requests.view import LiveView
 from asyncllm.errors import EngineDead, NotFound, NotReady
 from asyncllm.server.arrivals.names import NUMBERS, Numbers, is_number
 from asyncllm.server.http.answer import encode, json_response
@@ -28,7 +26,9 @@ from asyncllm.server.native.live_answers import (
     LivePrefix,
     LiveState,
     LiveTotals,
+    copied,
     ended_row,
+    in_ms,
     live_rows,
     live_step,
     prefix_at,
@@ -36,6 +36,9 @@ from asyncllm.server.native.live_answers import (
 from asyncllm.server.native.schemas import Aborted
 from asyncllm.server.request_log import Served
 from asyncllm.server.service import SERVICE, Service
+
+if TYPE_CHECKING:
+    from asyncllm.engine.requests.view import LiveView
 
 INTERVAL_SECONDS: Final = 0.5
 
@@ -88,7 +91,7 @@ class LiveFeed:
             model=service.model_names[0],
             replicas=[numbers.replica or 0],
             missing=[],
-            time_ms=round(now * 1e3, 2),
+            time_ms=in_ms(now),
             interval_ms=INTERVAL_SECONDS * 1e3,
             sees_all=viewer is None,
             admin_sees_more=viewer is not None and service.config.admin_key is not None,
@@ -99,39 +102,26 @@ class LiveFeed:
             max_running=limits.max_num_seqs,
             max_waiting=limits.max_waiting,
             itl_target_ms=limits.itl_target * 1e3,
-            lag_ms=round(self._lag.last * 1e3, 2),
-            longest_lag_ms=round(self._lag.longest * 1e3, 2),
-            totals=self._totals(),
+            lag_ms=in_ms(self._lag.last),
+            longest_lag_ms=in_ms(self._lag.longest),
+            totals=copied(
+                LiveTotals,
+                stats,
+                loop_cpu_ms=in_ms(time.thread_time()),
+                device_busy_ms=in_ms(stats.device_busy),
+            ),
             pages=self._pages(view),
             prefixes=[
-                LivePrefix(
-                    prefix=prefix_at(numbers, p.first_page), requests=p.requests, pages=p.pages
-                )
-                for p in view.prefixes
+                copied(LivePrefix, each, prefix=prefix_at(numbers, each.first_page))
+                for each in view.prefixes
             ],
             running=live_rows(view.running, now, is_own, self._name, numbers),
             waiting=live_rows(view.waiting, now, is_own, self._name, numbers),
             ended=[
                 ended_row(trace, now, self._name(trace.request_id), numbers)
-                for trace in _first(view.ended, is_own)
+                for trace in islice((t for t in view.ended if is_own(t.tenant)), MOST_ROWS)
             ],
             steps=[live_step(step, numbers) for step in view.steps],
-        )
-
-    def _totals(self) -> LiveTotals:
-        stats = self._service.llm.stats
-        return LiveTotals(
-            prompt_tokens=stats.prompt_tokens,
-            generation_tokens=stats.generation_tokens,
-            admitted_tokens=stats.admitted_tokens,
-            cached_tokens=stats.cached_tokens,
-            steps=stats.steps,
-            preemptions=stats.preemptions,
-            pages_evicted=stats.pages_evicted,
-            finished=stats.finished,
-            errors=stats.errors,
-            loop_cpu_ms=round(time.thread_time() * 1e3, 2),
-            device_busy_ms=round(stats.device_busy * 1e3, 2),
         )
 
     def _pages(self, view: LiveView) -> LivePages:
@@ -150,11 +140,6 @@ class LiveFeed:
     def _name(self, engine_id: int) -> str:
         served = self._service.log.find_sequence(engine_id)
         return served.names[0] if served is not None and served.names else ""
-
-
-def _first(traces: Iterable[RequestTrace], is_own: Callable[[str], bool]) -> list[RequestTrace]:
-    """The first MOST_ROWS of the viewer's."""
-    return list(islice((trace for trace in traces if is_own(trace.tenant)), MOST_ROWS))
 
 
 LIVE_FEED: Final = web.AppKey("asyncllm_live_feed", LiveFeed)

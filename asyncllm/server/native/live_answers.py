@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from asyncllm.engine.requests.history import RequestTrace, StepRecord
-from asyncllm.engine.requests.view import LiveRequest
 from asyncllm.engine.scheduling.waiting.reason import Reason
 from asyncllm.server.arrivals.names import Numbers
 from asyncllm.server.http.answer import Answer
+
+if TYPE_CHECKING:
+    from asyncllm.engine.requests.view import LiveRequest
+
+T = TypeVar("T", bound=Answer)
 
 #: Rows of requests, of each kind: running, waiting, ended.
 MOST_ROWS: Final = 64
@@ -173,32 +177,28 @@ def live_rows(
 
 def _row(request: LiveRequest, now: float, name: str | None, numbers: Numbers) -> LiveRow:
     """``name``: None for a request of somebody else."""
-    own, wait, progress = name is not None, request.wait, request.progress
-    left = 0 if progress is None else progress.prompt_left
-    first = request.blocked_by if own else None
-    return LiveRow(
+    own, first = name is not None, request.blocked_by
+    _, left, own_pages, prefix_page = request.progress or (0, 0, 0, -1)
+    reason, ahead, needs, available, *_ = request.wait or (None, 0, 0, 0)
+    return copied(
+        LiveRow,
+        request,
         id=numbers.shown(request.id) if own else None,
         name=name or "",
         replica=numbers.replica or 0,
         tenant=request.tenant if own else "",
-        state="waiting" if progress is None else "prefill" if left else "decode",
-        age_ms=_ms(now - request.arrived),
-        first_token_ms=None if request.first_token is None else _ms(request.first_token),
-        prompt_tokens=request.prompt_tokens,
+        state="waiting" if request.progress is None else "prefill" if left else "decode",
+        age_ms=in_ms(now - request.arrived),
+        first_token_ms=None if request.first_token is None else in_ms(request.first_token),
         prompt_left=left,
-        cached_tokens=request.cached_tokens,
-        output_tokens=request.output_tokens,
-        max_output_tokens=request.max_output_tokens,
-        pages=request.pages,
-        own_pages=0 if progress is None else progress.own_pages,
-        prefix=prefix_at(numbers, -1 if progress is None else progress.prefix_page),
-        preemptions=request.preemptions,
-        waited_ms={reason: _ms(seconds) for reason, seconds in request.waited.items()},
-        reason=None if wait is None else wait.reason,
-        ahead=0 if wait is None else wait.ahead,
-        needs=0 if wait is None else wait.needs,
-        available=0 if wait is None else wait.available,
-        blocked_by=None if first is None else numbers.shown(first),
+        own_pages=own_pages,
+        prefix=prefix_at(numbers, prefix_page),
+        waited_ms={reason: in_ms(seconds) for reason, seconds in request.waited.items()},
+        reason=reason,
+        ahead=ahead,
+        needs=needs,
+        available=available,
+        blocked_by=numbers.shown(first) if own and first is not None else None,
     )
 
 
@@ -211,20 +211,18 @@ def ended_row(trace: RequestTrace, now: float, name: str, numbers: Numbers) -> E
     """Its ``ended`` is not None."""
     start = trace.arrived
     ended = now if trace.ended is None else trace.ended
-    return EndedRow(
+    return copied(
+        EndedRow,
+        trace,
         id=numbers.shown(trace.request_id),
         name=name,
         replica=numbers.replica or 0,
-        tenant=trace.tenant,
-        outcome=trace.outcome,
-        ended_ago_ms=_ms(now - ended),
-        started_ms=None if trace.started is None else _ms(trace.started - start),
-        first_token_ms=None if trace.first_token is None else _ms(trace.first_token - start),
-        total_ms=_ms(ended - start),
-        prompt_tokens=trace.prompt_tokens,
-        cached_tokens=trace.cached_tokens,
+        ended_ago_ms=in_ms(now - ended),
+        started_ms=None if trace.started is None else in_ms(trace.started - start),
+        first_token_ms=None if trace.first_token is None else in_ms(trace.first_token - start),
+        total_ms=in_ms(ended - start),
         output_tokens=trace.completion_tokens,
-        waited_ms={reason: _ms(seconds) for reason, seconds in trace.waited.items()},
+        waited_ms={reason: in_ms(seconds) for reason, seconds in trace.waited.items()},
     )
 
 
@@ -232,8 +230,8 @@ def live_step(step: StepRecord, numbers: Numbers) -> LiveStep:
     done = step.seconds > 0
     return LiveStep(
         step.step,
-        _ms(step.begun if done else step.planned),
-        _ms(step.seconds) if done else None,
+        in_ms(step.begun if done else step.planned),
+        in_ms(step.seconds) if done else None,
         step.num_decodes,
         step.num_rows - step.num_decodes,
         step.num_prompt_tokens,
@@ -241,5 +239,11 @@ def live_step(step: StepRecord, numbers: Numbers) -> LiveStep:
     )
 
 
-def _ms(seconds: float) -> float:
+def in_ms(seconds: float) -> float:
     return round(seconds * 1e3, 2)
+
+
+def copied(kind: type[T], source: object, **others: Any) -> T:
+    """An answer that has its fields, ``others`` excepted, from attributes of the same names."""
+    names = [name for name in kind.__struct_fields__ if name not in others]
+    return kind(**{name: getattr(source, name) for name in names}, **others)

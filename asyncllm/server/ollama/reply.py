@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from asyncllm.server.chat.reply import SingleReply
+from asyncllm.server.chat.message_reader import SingleReply
 from asyncllm.server.http.answer import encode
 from asyncllm.server.http.errors import error_body, error_response
 from asyncllm.server.ollama import schemas

@@ -107,7 +107,7 @@ class CompletionReply(OpenAIReply):
         self._prompt_fields = self.prompt_fields(body, tokenizer)
         #: Prompts whose logprobs have not come yet, and the deltas of their choices meanwhile.
         self._unscored: set[int] = set()
-        self._held: dict[int, TokenDelta] = {}
+        self._unsent: dict[int, TokenDelta] = {}
         if scored is not None:
             self.plain = False
             self._unscored.update(range(len(prompts)))
@@ -138,13 +138,13 @@ class CompletionReply(OpenAIReply):
         prompt, first = divmod(index, self.n)
         ended = delta.finish_reason is not None  # aborted, if there are no logprobs
         if first != 0 or (delta.prompt_logprobs is None and not ended):
-            self._held.setdefault(index, TokenDelta()).merge(delta)
+            self._unsent.setdefault(index, TokenDelta()).merge(delta)
             return b""
         self._unscored.discard(prompt)
         choices = range(index, index + self.n)
         parts = [self._first_choice(i, delta.prompt_logprobs) for i in choices]
-        self._held[index] = delta
-        parts += [self._choice(i, self._held.pop(i)) for i in choices if i in self._held]
+        self._unsent[index] = delta
+        parts += [self._choice(i, self._unsent.pop(i)) for i in choices if i in self._unsent]
         return b"".join(map(self.frame, parts))
 
     def body(self, outputs: list[TokenDelta]) -> bytes:

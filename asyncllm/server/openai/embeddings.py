@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -14,30 +13,23 @@ from aiohttp import web
 from asyncllm.engine.pooling import PooledParams
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.prompts import encode_prompts, expect_prompts, split_prompts, truncate
-from asyncllm.server.http.answer import encode, encode_with, json_body
+from asyncllm.server.http.answer import encode, encode_with
 from asyncllm.server.http.middleware import RESERVATION, request_id
 from asyncllm.server.limits.api_keys import tenant_of
 from asyncllm.server.openai import schemas
 from asyncllm.server.openai.options import check_options
 from asyncllm.server.openai.requests import CompletionRequest, EmbeddingRequest
 from asyncllm.server.service import SERVICE, Service
-from asyncllm.server.streaming.delivery import ClientDelivery, Job
+from asyncllm.server.streaming.delivery import Job, WholeAnswer
 from asyncllm.types import TokenDelta
 from asyncllm.types.embedding import EmbeddingParams
 
-#: Longer answers are encoded in a thread, to not stall the event loop.
-LONG_ANSWER: Final = 1 << 14
-
 #: From the fields of a completion to this route's.
 _NAMES: Final = {"prompt": "input", "n": "input"}
-_SAME_NAME: Final = (
-    "truncate_prompt_tokens",
-    "truncation_side",
-    "add_special_tokens",
-    "priority",
-    "deadline_ms",
-    "cache_salt",
-    "cache_ttl_s",
+_SAME_NAME: Final = tuple(
+    name
+    for name in EmbeddingRequest.__struct_fields__
+    if name in CompletionRequest.__struct_fields__
 )
 
 
@@ -138,42 +130,22 @@ async def answer_embeddings(
         AsyncLLMError: the engine refused or failed.
     """
     service.check_ready()  # again: reading and encoding the prompts took a while
-    delivery = _Embeddings(request, len(jobs), write)
+    delivery = WholeAnswer(request, _Vectors(write), len(jobs))
     async with service.serve(request, delivery, jobs) as served:
         service.log.add(tenant_of(request), (request_id.get(),), served)
         return await delivery.respond()
 
 
-class _Embeddings(ClientDelivery):
-    """Collects the hidden states of all prompts."""
+class _Vectors:
+    """Writes the pooled hidden states of all prompts."""
 
-    def __init__(
-        self, request: web.Request, count: int, write: Callable[[Sequence[bytes], int], bytes]
-    ):
-        super().__init__(request, count)
+    explain = None
+
+    def __init__(self, write: Callable[[Sequence[bytes], int], bytes]):
         self._write = write
-        self._hidden = [b""] * count
-        self._cached_tokens = 0
 
-    def _take(self, index: int, delta: TokenDelta) -> None:
-        if delta.hidden is not None:
-            self._hidden[index] = delta.hidden
-        self._cached_tokens += delta.cached_tokens
-        if not self._unfinished:
-            self.end()
-        else:
-            self._client_is_gone()
-
-    def abort(self) -> None:
-        """A part of the vectors would be of no use."""
-        self.end(BadRequest("the request was aborted", code="aborted"))
-
-    async def respond(self) -> web.StreamResponse:
-        error = await self._ended
-        if error is not None:
-            raise error
-        if sum(map(len, self._hidden)) > 4 * LONG_ANSWER:
-            body = await asyncio.to_thread(self._write, self._hidden, self._cached_tokens)
-        else:
-            body = self._write(self._hidden, self._cached_tokens)
-        return json_body(body)
+    def body(self, outputs: list[TokenDelta]) -> bytes:
+        hidden = [output.hidden for output in outputs if output.hidden is not None]
+        if len(hidden) < len(outputs):  # a part of the vectors would be of no use
+            raise BadRequest("the request was aborted", code="aborted")
+        return self._write(hidden, sum(output.cached_tokens for output in outputs))

@@ -1,17 +1,21 @@
-"""Logprobs in the formats of clients: chats' objects, completions' parallel lists, prompts'."""
+"""Logprobs as clients get them: chats' objects, completions' parallel lists, those of prompts."""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
+from asyncllm.server.chat.message_reader import MessageReader
 from asyncllm.server.http.answer import in_slices
 from asyncllm.server.model import Tokenizer
 from asyncllm.server.openai import schemas
-from asyncllm.types import PromptLogprob, TokenLogprob
+from asyncllm.text.chat_reader import TokenPlaces
+from asyncllm.text.parsing import Content, Event
+from asyncllm.types import PromptLogprob, TokenDelta, TokenLogprob
 
 #: JSON has no -inf; clients know this number from vLLM.
 LOWEST = -9999.0
@@ -77,6 +81,42 @@ def prompt_logprobs(
         return _encode(values)
 
     return msgspec.Raw(b"[%b]" % b",".join(map(written, entries)))
+
+
+class ContentLogprobs:
+    """Assigns each token's logprobs to the first content that has some of its text.
+
+    Tokens of only reasoning, calls or markup are left out, and so is the end token. The result does
+    not depend on how the tokens are cut into deltas.
+    """
+
+    def __init__(self, reader: MessageReader, places: TokenPlaces):
+        reader.record_places()
+        self._reader = reader
+        self._places = places
+        self._waiting: deque[tuple[int, int, TokenLogprob]] = deque()
+
+    def of(self, delta: TokenDelta, events: list[Event]) -> list[list[TokenLogprob]]:
+        """For each event that was just read from the delta; none for events other than content."""
+        for entry in delta.logprobs or ():
+            self._waiting.append((*self._places.next(entry.token_id), entry))
+        pieces = iter(self._reader.take_places(events))
+        return [
+            self._in_pieces(pieces, len(event.text)) if isinstance(event, Content) else []
+            for event in events
+        ]
+
+    def _in_pieces(self, pieces: Iterator[tuple[int, int]], length: int) -> list[TokenLogprob]:
+        """The logprobs of the tokens in the next pieces with this total length."""
+        found: list[TokenLogprob] = []
+        while length > 0:
+            begin, end = next(pieces)
+            length -= end - begin
+            while self._waiting and self._waiting[0][0] < end:
+                _, token_end, entry = self._waiting.popleft()
+                if token_end > begin:
+                    found.append(entry)
+        return found
 
 
 class LogprobLists:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from asyncllm.server.limits.api_keys import tenant_of
 from asyncllm.server.observe.access_log import current_entry
 from asyncllm.server.service import SERVICE
-from asyncllm.server.streaming.delivery import MUCH, Delivery, size_of
+from asyncllm.server.streaming.delivery import LARGE_ANSWER, Delivery, size_of
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -44,7 +44,7 @@ class BackgroundRun(Delivery):
             return  # failed; the engine does not know yet
         self._size += size_of(delta)
         last = not self._unfinished
-        if last and self._size > MUCH:  # the end repeats all
+        if last and self._size > LARGE_ANSWER:  # the end repeats all
             self._ending = asyncio.create_task(self._end_in_thread(index, delta))
             return
         try:
@@ -73,7 +73,7 @@ class BackgroundRun(Delivery):
         log.exception("request failed while its answer was made", exc_info=error)
         self.end(error)
 
-    def look(self, now: float) -> None:
+    def check_client(self, now: float) -> None:
         """No client is connected."""
 
     def end(self, error: Exception | None = None) -> None:

@@ -6,11 +6,10 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from asyncllm.errors import AsyncLLMError
-from asyncllm.server.chat.reply import SingleReply
+from asyncllm.server.chat.message_reader import SingleReply
 from asyncllm.server.http.answer import encode
 from asyncllm.server.http.errors import error_body
-from asyncllm.server.openai.content_logprobs import ContentLogprobs
-from asyncllm.server.openai.logprobs import token_logprobs
+from asyncllm.server.openai.logprobs import ContentLogprobs, token_logprobs
 from asyncllm.server.responses import item_schemas as items
 from asyncllm.server.responses import schemas
 from asyncllm.server.responses.item_schemas import seal

@@ -22,10 +22,12 @@ from asyncllm.types import (
 )
 
 #: An answer of more bytes is written in a thread: that takes longer than 5 ms.
-MUCH: Final = 200_000
+LARGE_ANSWER: Final = 200_000
 #: About as many bytes take as long as what is done for each delta, and each logprob.
 DELTA_BYTES: Final = 400
 LOGPROB_BYTES: Final = 120
+#: And so many as each byte of a hidden state, whose numbers become text.
+HIDDEN_SHARE: Final = 3
 
 
 class Job(NamedTuple):
@@ -36,19 +38,30 @@ class Job(NamedTuple):
     scheduling: SchedulingParams
 
 
-class Reply(Protocol):
-    """Builds the answer to one request in a route's format, and counts its tokens.
+class WholeReply(Protocol):
+    """Builds the answer to one request that does not stream, in a route's format.
 
     Attributes:
-        id: of the answer; empty where answers have no id.
-        content_type: of a streamed answer.
         explain: makes the trace at the end of the answer; None for no trace. It is set before
             anything is delivered, and called when every sequence has ended.
     """
 
+    explain: Callable[[], Trace] | None
+
+    def body(self, outputs: list[TokenDelta]) -> bytes:
+        """The whole answer; it may raise what the request is refused with."""
+
+
+class Reply(WholeReply, Protocol):
+    """Builds the answer to one request, which may stream, and counts its tokens.
+
+    Attributes:
+        id: of the answer; empty where answers have no id.
+        content_type: of a streamed answer.
+    """
+
     id: str
     content_type: str
-    explain: Callable[[], Trace] | None
 
     def opening(self) -> bytes:
         """Frames to send once the engine has accepted the request."""
@@ -63,10 +76,7 @@ class Reply(Protocol):
         """Frames that end an answer that failed."""
 
     def lost(self, error: Exception) -> bytes:
-        """The same for a process that dies: made before the answer, and nothing changes by it."""
-
-    def body(self, outputs: list[TokenDelta]) -> bytes:
-        """The whole answer of a request that does not stream."""
+        """Frames that end the answer if the process dies: made before it begins, without effect."""
 
 
 class Delivery(ABC):
@@ -115,7 +125,7 @@ class Delivery(ABC):
             self._ended.set_result(error)
 
     @abstractmethod
-    def look(self, now: float) -> None:
+    def check_client(self, now: float) -> None:
         """Called every SWEEP_SECONDS; ``now`` is ``loop.time()``."""
 
 
@@ -149,7 +159,7 @@ class ClientDelivery(Delivery):
             return True
         return send_continue(self._request)
 
-    def look(self, now: float) -> None:
+    def check_client(self, now: float) -> None:
         self._client_is_gone()
 
     def _client_is_gone(self) -> bool:
@@ -166,10 +176,12 @@ def size_of(delta: TokenDelta) -> int:
     for entries in (delta.logprobs, delta.prompt_logprobs):
         if entries and (last := entries[-1]) is not None:
             size += len(entries) * (1 + len(last.top)) * LOGPROB_BYTES
+    if delta.hidden is not None:
+        size += HIDDEN_SHARE * len(delta.hidden)
     return size
 
 
-def explained(reply: Reply) -> None:
+def make_trace(reply: WholeReply) -> None:
     """Make the trace now, if there is one: traces belong to the loop, and a thread goes on."""
     if reply.explain is not None:
         trace = reply.explain()
@@ -179,7 +191,7 @@ def explained(reply: Reply) -> None:
 class PackedLogprobs(Sequence[TokenLogprob]):
     """Logprobs of one sequence, in a tenth of the memory that objects take.
 
-    Entries are made when they are looked at.
+    Entries are made when they are read.
     """
 
     def __init__(self) -> None:
@@ -216,7 +228,7 @@ class PackedLogprobs(Sequence[TokenLogprob]):
 class WholeAnswer(ClientDelivery):
     """The answer to a request that does not stream."""
 
-    def __init__(self, request: web.Request, reply: Reply, count: int):
+    def __init__(self, request: web.Request, reply: WholeReply, count: int):
         super().__init__(request, count)
         self._reply = reply
         self._outputs = [TokenDelta() for _ in range(count)]
@@ -238,7 +250,7 @@ class WholeAnswer(ClientDelivery):
             raise error
         for index, logprobs in self._logprobs.items():
             self._outputs[index].logprobs = cast(list[TokenLogprob], logprobs)
-        if sum(map(size_of, self._outputs)) + DELTA_BYTES * len(self._outputs) > MUCH:
-            explained(self._reply)
+        if sum(map(size_of, self._outputs)) + DELTA_BYTES * len(self._outputs) > LARGE_ANSWER:
+            make_trace(self._reply)
             return json_body(await asyncio.to_thread(self._reply.body, self._outputs))
         return json_body(self._reply.body(self._outputs))

@@ -21,7 +21,7 @@ from asyncllm.system.event_loop import Slices, each_later
 
 log = logging.getLogger(__name__)
 
-#: How often, in seconds, all clients are looked at; a step looks at those that it delivers to.
+#: How often, in seconds, all clients are checked; a step checks those that it delivers to.
 SWEEP_SECONDS: Final = 0.1
 #: Aborted requests are logged together, this long after the first of them at the latest.
 ABORT_SECONDS: Final = 1.0
@@ -156,7 +156,7 @@ class LiveRequests:
     def _sweep(self) -> None:
         now = asyncio.get_running_loop().time()
         for delivery in self._deliveries.values():
-            delivery.look(now)
+            delivery.check_client(now)
         if self._deliveries:
             self._arm()
         else:

@@ -14,10 +14,10 @@ from asyncllm.server.http.half_close import look_closer
 from asyncllm.server.http.middleware import ARRIVED, request_id
 from asyncllm.server.streaming.delivery import (
     DELTA_BYTES,
-    MUCH,
+    LARGE_ANSWER,
     ClientDelivery,
     Reply,
-    explained,
+    make_trace,
     size_of,
 )
 from asyncllm.server.streaming.frames import EVENT_STREAM
@@ -86,11 +86,10 @@ class EventStream(ClientDelivery):
         size = size_of(delta)
         self._pending_size += size
         self._total_size += size
-        held = self._pending.get(index)
-        if held is None:
+        if (pending := self._pending.get(index)) is None:
             self._pending[index] = delta
         else:
-            held.merge(delta)
+            pending.merge(delta)
         if self._count == 1 and self._reply.explain is None:
             self._flush()
         elif not self._scheduled:
@@ -107,7 +106,7 @@ class EventStream(ClientDelivery):
             response.force_close()  # HTTP/1.0: the end of the connection is the end of the body
         await response.prepare(self._request)
         opening = self._reply.opening
-        many = self._count * DELTA_BYTES > MUCH
+        many = self._count * DELTA_BYTES > LARGE_ANSWER
         await response.write(await asyncio.to_thread(opening) if many else opening())
         self._open = True  # the headers went out with it
         look_closer(self._request)
@@ -150,7 +149,7 @@ class EventStream(ClientDelivery):
         self._write(self._harmless)
         return True
 
-    def look(self, now: float) -> None:
+    def check_client(self, now: float) -> None:
         if self._client_is_gone():
             return
         if self._pending or self._packed:
@@ -194,8 +193,8 @@ class EventStream(ClientDelivery):
 
     def _catch_up(self, last: bool) -> None:
         """Write all that was kept, and what is new."""
-        much = self._pending_size + DELTA_BYTES * len(self._pending) > MUCH
-        if much or (last and self._total_size > MUCH):  # some replies repeat all at the end
+        much = self._pending_size + DELTA_BYTES * len(self._pending) > LARGE_ANSWER
+        if much or (last and self._total_size > LARGE_ANSWER):  # some replies repeat all at the end
             self._in_thread = True
             self._woken.set()
             return
@@ -208,7 +207,7 @@ class EventStream(ClientDelivery):
         """Write the pending deltas, which take too long for the event loop."""
         pending, last = self._take_pending()
         if last:
-            explained(self._reply)
+            make_trace(self._reply)
         try:
             payload = await asyncio.to_thread(self._frames, pending, last)
         except Exception as error:

@@ -103,10 +103,10 @@ async def test_the_sweep_writes_what_was_held_back(opened: Opened) -> None:
     stream, transport, sink = opened
     transport.unsent = cuts.MERGE_BYTES + 1
     sink.emit(TokenDelta("a"))
-    stream.look(0.0)
+    stream.check_client(0.0)
     assert transport.writes == []
     transport.unsent = 0
-    stream.look(0.0)
+    stream.check_client(0.0)
     assert transport.writes == [b"1\r\na\r\n"]
 
 
@@ -158,13 +158,13 @@ async def test_gives_up_a_client_that_takes_nothing(opened: Opened) -> None:
     stream, transport, sink = opened
     sink.emit(TokenDelta("a" * 1000))
     now = stream._patience._taken_at
-    stream.look(now + 1)
+    stream.check_client(now + 1)
     transport.unsent -= 1  # it took one byte
-    stream.look(now + 50)
-    stream.look(now + 50 + cuts.GIVE_UP_SECONDS)
+    stream.check_client(now + 50)
+    stream.check_client(now + 50 + cuts.GIVE_UP_SECONDS)
     assert not stream._ended.done()
     sink.emit(TokenDelta("b"))  # more for it to read is no progress
-    stream.look(now + 51 + cuts.GIVE_UP_SECONDS)
+    stream.check_client(now + 51 + cuts.GIVE_UP_SECONDS)
     assert isinstance(stream._ended.result(), ConnectionError)
     assert transport.closing
 
@@ -175,9 +175,9 @@ async def test_an_idle_client_is_not_slow(opened: Opened) -> None:
     now = stream._patience._taken_at
     sink.emit(TokenDelta("a"))
     transport.unsent = 0
-    stream.look(now + 10 * cuts.GIVE_UP_SECONDS)
+    stream.check_client(now + 10 * cuts.GIVE_UP_SECONDS)
     sink.emit(TokenDelta("b"))
-    stream.look(now + 10 * cuts.GIVE_UP_SECONDS + 1)
+    stream.check_client(now + 10 * cuts.GIVE_UP_SECONDS + 1)
     assert not stream._ended.done()
 
 

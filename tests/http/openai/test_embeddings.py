@@ -15,7 +15,7 @@ from asyncllm import Client, EmbeddingParams, SchedulingParams
 from asyncllm.config.server_config import ServerConfig
 from asyncllm.engine.pooling import PooledParams
 from asyncllm.errors import BadRequest
-from asyncllm.server.openai.embeddings import LONG_ANSWER
+from asyncllm.server.streaming.delivery import HIDDEN_SHARE, LARGE_ANSWER
 from tests.http.http.test_errors import check
 from tests.support.server.fake_llm import BOS, EMBEDDING_SIZE, MAX_LEN, hidden_of
 from tests.support.server.serving import Server, serving
@@ -194,7 +194,7 @@ def test_keys_guard_it() -> None:
 def test_long_answers(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are written in a thread."""
     count = 14
-    size = LONG_ANSWER // count + 1
+    size = LARGE_ANSWER // (4 * HIDDEN_SHARE * count) + 1
     hidden = np.arange(size, dtype="<f4").tobytes()
 
     monkeypatch.setattr("tests.support.server.fake_llm.hidden_of", lambda _: hidden)
