@@ -143,10 +143,6 @@ def _parsed(text: str, kind: Any, name: str) -> Any:
         raise BadRequest(f"{name}: {error}", param=name) from None
 
 
-def _json_object(wanted: bool, name: str) -> GrammarSpec | None:
-    return JsonObject() if wanted else None
-
-
 def _regex(pattern: str, name: str) -> GrammarSpec:
     return Regex(pattern)
 
@@ -166,7 +162,7 @@ Maker = Callable[[Any, str], GrammarSpec | None]
 
 _STRUCTURED_OUTPUTS: Final[dict[str, Maker]] = {
     "json": _schema,
-    "json_object": _json_object,
+    "json_object": lambda wanted, _: JsonObject() if wanted else None,
     "regex": _regex,
     "choice": _choice,
     "grammar": _ebnf,

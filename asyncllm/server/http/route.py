@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
@@ -24,7 +24,7 @@ GENERATES: Final = (*TAKES_JSON, 429, 500)
 EVENT_STREAM: Final = "text/event-stream"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Route:
     """One operation of the API.
 
@@ -49,6 +49,7 @@ class Route:
     path: str
     handler: Handler
     summary: str
+    _: KW_ONLY
     body: type[msgspec.Struct] | None = None
     answers: tuple[type[msgspec.Struct], ...] = ()
     event: Any = None

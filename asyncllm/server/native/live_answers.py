@@ -19,7 +19,18 @@ T = TypeVar("T", bound=Answer)
 MOST_ROWS: Final = 64
 
 
-class LiveRow(Answer, kw_only=True):
+class _Row(Answer, kw_only=True):
+    name: str
+    replica: int
+    tenant: str
+    first_token_ms: float | None
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    waited_ms: dict[str, float]
+
+
+class LiveRow(_Row, kw_only=True):
     """A request that runs or waits. Of other keys' requests, only state and sizes are shown.
 
     ``reason`` says why it waits, ``ahead`` how many of the same key come before it, and
@@ -29,22 +40,14 @@ class LiveRow(Answer, kw_only=True):
     """
 
     id: int | None
-    name: str
-    replica: int
-    tenant: str
     state: Literal["waiting", "prefill", "decode"]
     age_ms: float
-    first_token_ms: float | None
-    prompt_tokens: int
     prompt_left: int
-    cached_tokens: int
-    output_tokens: int
     max_output_tokens: int
     pages: int
     own_pages: int
     prefix: int
     preemptions: int
-    waited_ms: dict[str, float]
     reason: Reason | None
     ahead: int
     needs: int
@@ -52,22 +55,14 @@ class LiveRow(Answer, kw_only=True):
     blocked_by: int | None
 
 
-class EndedRow(Answer, kw_only=True):
+class EndedRow(_Row, kw_only=True):
     """A request that has ended; times are since its arrival."""
 
     id: int
-    name: str
-    replica: int
-    tenant: str
     outcome: str
     ended_ago_ms: float
     started_ms: float | None
-    first_token_ms: float | None
     total_ms: float
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    waited_ms: dict[str, float]
 
 
 class LiveStep(Answer, array_like=True):

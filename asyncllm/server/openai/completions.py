@@ -36,6 +36,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     model = service.resolve_model(body.model)
     service.note_ineffective(ineffective_fields(body))
     given = split_prompts(body.prompt)
+    scored = _prompt_logprobs_needed(body)
     check_options(body, len(given), llm.limits.max_waiting)
     logprobs, count = logprobs_needed(body, body.logprobs), num_generated(body)
     scheduling = service.scheduling(request, body)
@@ -44,7 +45,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         llm.default_params,
         max_tokens=MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         logprobs=logprobs,
-        prompt_logprobs=_prompt_logprobs_needed(body),
+        prompt_logprobs=scored,
     )
     expect_prompts(llm, request[RESERVATION], given, count)
     encoded = await encode_prompts(llm, given, body)

@@ -21,6 +21,7 @@ from asyncllm.server.openai.options import check_options
 from asyncllm.server.openai.requests import CompletionRequest, EmbeddingRequest
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.streaming.delivery import Job, WholeAnswer
+from asyncllm.server.trace import Trace
 from asyncllm.types import TokenDelta
 from asyncllm.types.embedding import EmbeddingParams
 
@@ -139,7 +140,7 @@ async def answer_embeddings(
 class _Vectors:
     """Writes the pooled hidden states of all prompts."""
 
-    explain = None
+    explain: Callable[[], Trace] | None = None
 
     def __init__(self, write: Callable[[Sequence[bytes], int], bytes]):
         self._write = write

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from asyncllm.server.chat.requests import ChatRequest
@@ -12,41 +13,39 @@ from asyncllm.server.openai.completions import completions
 from asyncllm.server.openai.embeddings import embeddings
 from asyncllm.server.openai.requests import CompletionRequest, EmbeddingRequest
 
+_post = partial(Route, "POST")
+
 ROUTES: Final = (
-    Route(
-        method="POST",
-        path="/v1/chat/completions",
-        handler=chat_completions,
-        summary="Answer a conversation",
+    _post(
+        "/v1/chat/completions",
+        chat_completions,
+        "Answer a conversation",
         body=ChatRequest,
         answers=(schemas.ChatCompletion,),
         event=schemas.ChatCompletionChunk,
         refusals=GENERATES,
     ),
-    Route(
-        method="POST",
-        path="/v1/completions",
-        handler=completions,
-        summary="Continue texts",
+    _post(
+        "/v1/completions",
+        completions,
+        "Continue texts",
         body=CompletionRequest,
         answers=(schemas.Completion,),
         event=schemas.CompletionChunk,
         refusals=GENERATES,
     ),
-    Route(
-        method="POST",
-        path="/v1/embeddings",
-        handler=embeddings,
-        summary="Texts as vectors",
+    _post(
+        "/v1/embeddings",
+        embeddings,
+        "Texts as vectors",
         body=EmbeddingRequest,
         answers=(schemas.EmbeddingList,),
         refusals=GENERATES,
     ),
-    Route(
-        method="POST",
-        path="/v1/chat/completions/render",
-        handler=render_chat,
-        summary="What a conversation would be for the model",
+    _post(
+        "/v1/chat/completions/render",
+        render_chat,
+        "What a conversation would be for the model",
         body=ChatRequest,
         answers=(schemas.Rendered,),
         refusals=(*TAKES_JSON, 429),
