@@ -15,7 +15,10 @@ from asyncllm.engine.cache.node import NO_STATE, Checkpoint, Match, Node
 
 
 class States(Protocol):
-    """What the prefix tree asks: of models with states, and of others."""
+    """What the cache asks: of models with states, and of others."""
+
+    num_slots: int
+    num_taken: int
 
     def usable(self, match: Match) -> Match:
         """The part of a match that a sequence can begin with."""
@@ -23,9 +26,14 @@ class States(Protocol):
     def forget(self, nodes: Iterable[Node]) -> None:
         """The device pages of these nodes go."""
 
+    def reset(self) -> None:
+        """All slots are free."""
+
 
 class NoStates:
     """Of a model without recurrent layers: its pages are all that it needs."""
+
+    num_slots = num_taken = 0
 
     def usable(self, match: Match) -> Match:
         return match
@@ -33,13 +41,16 @@ class NoStates:
     def forget(self, nodes: Iterable[Node]) -> None:
         pass
 
+    def reset(self) -> None:
+        pass
+
 
 class StateSlots:
     """Owns the slots: each is free, has the state of a sequence, or a checkpoint.
 
-    A slot that is needed is taken from the checkpoint used longest ago. Those that a longer one has
-    replaced go before all others, and those on pinned pages after all others. Nobody waits for a
-    slot to be read: copies and steps use the device in the order of their plans.
+    A slot that is needed is taken from the checkpoint used longest ago. Those that are dispensable
+    go before all others, and those on pinned pages after all others. Nobody waits for a slot to be
+    read: copies and steps use the device in the order of their plans.
 
     Invariant: ``num_free + num_taken + num_kept == num_slots`` between calls.
 
@@ -51,14 +62,19 @@ class StateSlots:
 
     def __init__(self, num_slots: int):
         self.num_slots = num_slots
-        self.num_taken = 0
         self.num_used = 0
         self.num_evicted = 0
-        self._free = list(range(num_slots, 0, -1))  # slot 0 belongs to nobody
         # In order of their last use, oldest first.
-        self._replaced = OrderedDict[Checkpoint, None]()
+        self._dispensable = OrderedDict[Checkpoint, None]()
         self._plain = OrderedDict[Checkpoint, None]()
         self._pinned = OrderedDict[Checkpoint, None]()
+        self.reset()
+
+    def reset(self) -> None:
+        for order in (self._dispensable, self._plain, self._pinned):
+            order.clear()
+        self.num_taken = 0
+        self._free = list(range(self.num_slots, 0, -1))  # slot 0 belongs to nobody
 
     @property
     def num_free(self) -> int:
@@ -67,7 +83,7 @@ class StateSlots:
     @property
     def num_kept(self) -> int:
         """Slots of checkpoints."""
-        return len(self._replaced) + len(self._plain) + len(self._pinned)
+        return len(self._dispensable) + len(self._plain) + len(self._pinned)
 
     @property
     def num_available(self) -> int:
@@ -103,40 +119,48 @@ class StateSlots:
         Args:
             above: the one before it on the path, if it is known.
         """
+        checkpoint = Checkpoint(above=above)
+        return checkpoint if self.attach(checkpoint, node) else None
+
+    def attach(self, checkpoint: Checkpoint, node: Node) -> bool:
+        """Let others find a checkpoint after ``node``; False if that has one, or is unlinked."""
         if node.checkpoint is not None or not node.linked:
-            return None
-        node.checkpoint = Checkpoint(node, above)
-        return node.checkpoint
+            return False
+        node.checkpoint, checkpoint.node = checkpoint, node
+        return True
 
     def keep(self, checkpoint: Checkpoint, slot: int) -> None:
-        """A sequence gives its slot, which has the promised state, or will after a copy."""
-        if checkpoint.node is None:
-            self.give_back(slot)
-            return
+        """A sequence's slot has the state of a checkpoint without one, or will after a copy."""
         self.num_taken -= 1
         checkpoint.slot = slot
         self._plain[checkpoint] = None
 
     def use(self, checkpoint: Checkpoint) -> None:
-        """A sequence begins with it. Those above it that few have used are of no more use."""
+        """A sequence begins with it; those above it that few have used are dispensable."""
         self.num_used += 1
         checkpoint.num_used += 1
-        self._take_out(checkpoint)
-        self._plain[checkpoint] = None
+        self.touch(checkpoint)
         above = checkpoint.above
         while above is not None and above.num_used < 2 and above in self._plain:
-            del self._plain[above]
-            self._replaced[above] = None
+            self.dispense_with(above)
             above = above.above
 
+    def touch(self, checkpoint: Checkpoint) -> None:
+        """A kept checkpoint is the most recently used."""
+        self._take_out(checkpoint)
+        self._plain[checkpoint] = None
+
+    def dispense_with(self, checkpoint: Checkpoint) -> None:
+        """A kept checkpoint is among the first to go."""
+        self._take_out(checkpoint)
+        self._dispensable[checkpoint] = None
+
     def drop(self, checkpoint: Checkpoint) -> None:
-        """Nobody finds it any more, and its slot is free."""
-        if checkpoint.node is None:
-            return
-        _unlink(checkpoint)
+        """Nobody finds it any more, and its slot, if it has one, is free. Idempotent."""
         if checkpoint.slot != NO_STATE:
             self._take_out(checkpoint)
             self._free.append(checkpoint.slot)
+        _unlink(checkpoint)
 
     def usable(self, match: Match) -> Match:
         """The part of a match that ends with a checkpoint; what it waits for is a longer one."""
@@ -163,7 +187,7 @@ class StateSlots:
         pinned = self._pinned
         if pinned and not next(iter(pinned)).pinned:
             return pinned.popitem(last=False)[0]  # its pin has ended
-        for order in (self._replaced, self._plain):
+        for order in (self._dispensable, self._plain):
             while order:
                 checkpoint, _ = order.popitem(last=False)
                 if not checkpoint.pinned:
@@ -172,12 +196,13 @@ class StateSlots:
         return pinned.popitem(last=False)[0] if pinned else None
 
     def _take_out(self, checkpoint: Checkpoint) -> None:
-        for order in (self._plain, self._replaced, self._pinned):
+        for order in (self._plain, self._dispensable, self._pinned):
             if checkpoint in order:
                 del order[checkpoint]
 
 
 def _unlink(checkpoint: Checkpoint) -> None:
-    assert checkpoint.node is not None, "it is unlinked once"
-    checkpoint.node.checkpoint = checkpoint.node = checkpoint.above = None
-    checkpoint.ready = False
+    if checkpoint.node is not None:
+        checkpoint.node.checkpoint = None
+    checkpoint.node = checkpoint.above = None
+    checkpoint.slot, checkpoint.ready = NO_STATE, False

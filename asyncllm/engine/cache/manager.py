@@ -7,6 +7,7 @@ from typing import NamedTuple, Self
 
 from asyncllm.config import EngineLimits
 from asyncllm.engine.cache.changes import CacheChanges
+from asyncllm.engine.cache.checkpoints import NoStates, States
 from asyncllm.engine.cache.node import NO_PAGE, Match, Node, pending_below
 from asyncllm.engine.cache.pages import BlockTable, PageAllocator
 from asyncllm.engine.cache.radix import PrefixTree
@@ -34,6 +35,7 @@ class KVCacheManager:
         prefix_caching: bool = True,
         host_pages: int = 0,
         max_pinned_share: float = 0.0,
+        states: States | None = None,
     ):
         self.page_size = page_size
         self.prefix_caching = prefix_caching
@@ -41,11 +43,12 @@ class KVCacheManager:
         self._pages = PageAllocator(num_pages)
         self._host_pages = PageAllocator(host_pages)
         self._most_pinned = int(num_pages * max_pinned_share)
-        self._tree = PrefixTree(page_size, self._pages, self._host_pages, self._most_pinned)
+        self.states = states or NoStates()
+        self._tree = self._new_tree()
         self.pins = self._tree.pins
 
     @classmethod
-    def create(cls, limits: EngineLimits) -> Self:
+    def create(cls, limits: EngineLimits, states: States | None = None) -> Self:
         """An empty cache."""
         return cls(
             limits.num_pages,
@@ -53,7 +56,12 @@ class KVCacheManager:
             prefix_caching=limits.prefix_caching,
             host_pages=limits.host_pages,
             max_pinned_share=limits.max_pinned_share,
+            states=states,
         )
+
+    def _new_tree(self) -> PrefixTree:
+        parts = self._pages, self._host_pages, self._most_pinned, self.states
+        return PrefixTree(self.page_size, *parts)
 
     @property
     def num_pages(self) -> int:
@@ -100,7 +108,8 @@ class KVCacheManager:
         dropped, pins, changes = self._tree.num_dropped, self.pins, self._tree.changes
         self._pages = PageAllocator(self.num_pages)
         self._host_pages = PageAllocator(self._host_pages.num_pages)
-        self._tree = PrefixTree(self.page_size, self._pages, self._host_pages, self._most_pinned)
+        self._tree = self._new_tree()
+        self.states.reset()
         self.pins = self._tree.pins
         # These only grow.
         self._tree.num_dropped = dropped
@@ -116,18 +125,30 @@ class KVCacheManager:
     # -- one sequence ----------------------------------------------------------------------------
 
     def match(self, table: BlockTable, most: int | None = None) -> Match:
-        """The cached prefix of the table's tokens, or of the first ``most``, without the last."""
+        """The cached prefix of the table's tokens, or of the first ``most``, without the last.
+
+        Of models with states, up to a checkpoint.
+        """
         if not self.prefix_caching:
             return self._tree.match(array("i"), table.salt)
         if most is not None:
-            return self._tree.match(table.tokens[:most], table.salt)
+            return self.states.usable(self._tree.match(table.tokens[:most], table.salt))
         match = self._tree.match(table.tokens, table.salt, table.known)
         table.known = match.deepest
-        return match
+        return self.states.usable(match)
 
     def pending_below(self, table: BlockTable, node: Node) -> Node | None:
         """The last page below ``node``, on the path of the table's tokens, being written."""
         return pending_below(node, table.tokens, self.page_size) if node.linked else None
+
+    def node_at(self, table: BlockTable, num_pages: int) -> Node | None:
+        """The node after the first pages of the table's tokens, if the tree has it."""
+        node = table.node
+        while node is not None and node.depth > num_pages:
+            node = node.parent
+        while node is not None and node.depth < num_pages:
+            node = node.children.get(self._key(table, node.depth))
+        return node
 
     def hold(self, table: BlockTable, match: Match) -> None:
         """Lock the device part of a match, with which the block table then begins."""

@@ -251,9 +251,9 @@ def digest_of(plan: StepPlan) -> PlanDigest:
         for admit in plan.admits:
             flat += (admit.slot, len(admit.tokens), admit.num_prompt)
         admits = crc32(pack(flat))
-    return PlanDigest(
-        crc32(plan.rows, plan.decode_steps - 1), crc32(plan.new_pages), crc32(plan.copies), admits
-    )
+    rows = crc32(plan.state_slots, crc32(plan.rows, plan.decode_steps - 1))
+    copies = crc32(plan.state_copies, crc32(plan.copies))
+    return PlanDigest(rows, crc32(plan.new_pages), copies, admits)
 
 
 def policy_name(policy: Policy) -> str:

@@ -11,6 +11,7 @@ from asyncllm.engine.scheduling.copies import PageCopies
 from asyncllm.engine.scheduling.departures import Departures
 from asyncllm.engine.scheduling.forecast import Forecast
 from asyncllm.engine.scheduling.sequence import SeqState
+from asyncllm.engine.scheduling.states import States
 from asyncllm.engine.scheduling.step import Step
 from asyncllm.engine.scheduling.timing.prefill_room import StepShape
 from asyncllm.engine.scheduling.waiting.admission import Admission
@@ -32,6 +33,7 @@ class DecodePlanner:
         admission: Admission,
         batch: RunningBatch,
         departures: Departures,
+        states: States,
     ):
         self._limits = limits
         self._cache = cache
@@ -40,6 +42,7 @@ class DecodePlanner:
         self._admission = admission
         self._batch = batch
         self._departures = departures
+        self._states = states
 
     def plan(self, step: Step, now: float, num_waiting: int) -> None:
         """One row for each sequence that generates; those without a page for it skip this step.
@@ -73,6 +76,7 @@ class DecodePlanner:
         step.decode_rows = rows.tobytes()
         step.shape = StepShape(count, int(starts.sum()) + count, 0.0)
         batch.add_decodes(slots, starts, step.number, decode_steps)
+        self._states.decode(slots, starts)
 
     def _decode_steps(self, slots: Ints, starts: Ints, num_waiting: int) -> int:
         """How many tokens each row yields: one, unless there is nothing else to do."""
@@ -86,6 +90,8 @@ class DecodePlanner:
         pages = len(slots) * self._cache.pages_for(most + self._limits.page_size)
         if self._cache.num_available < pages:
             return 1  # no sequence is preempted for it
+        if not self._states.several(slots, starts, most):
+            return 1
         # All or one: each other number would be one more graph to capture.
         return most if (batch.stop_at[slots] - starts).min() >= most else 1
 

@@ -6,6 +6,7 @@ from asyncllm.engine.cache.manager import KVCacheManager
 from asyncllm.engine.scheduling.batch import RunningBatch
 from asyncllm.engine.scheduling.copies import PageCopies
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
+from asyncllm.engine.scheduling.states import States
 from asyncllm.engine.scheduling.step import Step
 from asyncllm.engine.scheduling.waiting.admission import Admission
 from asyncllm.engine.scheduling.waiting.queue import OUTPUT_COST
@@ -23,7 +24,12 @@ class Departures:
     """
 
     def __init__(
-        self, cache: KVCacheManager, copies: PageCopies, admission: Admission, batch: RunningBatch
+        self,
+        cache: KVCacheManager,
+        copies: PageCopies,
+        admission: Admission,
+        batch: RunningBatch,
+        states: States,
     ):
         self.num_preemptions = 0
         self.num_preempted = 0
@@ -32,6 +38,7 @@ class Departures:
         self._copies = copies
         self._admission = admission
         self._batch = batch
+        self._states = states
         #: By the last step that has a row of them.
         self._leaving: dict[int, list[Sequence]] = {}
 
@@ -101,14 +108,16 @@ class Departures:
             self._settle(seq)
 
     def _settle(self, seq: Sequence) -> None:
-        """Give up slot and pages; who was preempted joins the queue."""
+        """Give up slot, state and pages; who was preempted joins the queue."""
         waits = seq.state is SeqState.WAITING
+        cold = seq.kv.ttl == 0 and not waits
+        self._states.leave(seq, int(self._batch.computed[seq.slot]), cold=cold)
         computed, new_tokens, generated = self._batch.work(seq)
         self._admission.settle(seq, new_tokens + (OUTPUT_COST - 1) * generated)
         if seq.kv.corrupt:
             self._cache.discard(seq.kv)
         else:
-            self._cache.release(seq.kv, computed, cold=seq.kv.ttl == 0 and not waits)
+            self._cache.release(seq.kv, computed, cold=cold)
         self._batch.vacate(seq)
         if waits:
             self.num_preempted -= 1

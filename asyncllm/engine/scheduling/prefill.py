@@ -14,6 +14,7 @@ from asyncllm.engine.scheduling.copies import PageCopies
 from asyncllm.engine.scheduling.forecast import Forecast
 from asyncllm.engine.scheduling.pace import Pace
 from asyncllm.engine.scheduling.sequence import FOREVER, SeqState, Sequence, Turn
+from asyncllm.engine.scheduling.states import States
 from asyncllm.engine.scheduling.step import Chunk, Step
 from asyncllm.engine.scheduling.timing.prefill_room import MIN_CHUNK, PrefillRoom
 from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
@@ -40,6 +41,7 @@ class PrefillPlanner:
         copies: PageCopies,
         admission: Admission,
         batch: RunningBatch,
+        states: States,
         pace: Pace,
     ):
         self._limits = limits
@@ -50,6 +52,7 @@ class PrefillPlanner:
         self._copies = copies
         self._admission = admission
         self._batch = batch
+        self._states = states
         self._pace = pace
 
     def plan(self, step: Step, now: float) -> None:
@@ -171,6 +174,7 @@ class PrefillPlanner:
         if seq.num_cached < 0:
             seq.num_cached = cached
         self._batch.enter(seq, cached)
+        self._states.enter(seq, cached)
         seq.timeline.note(now, step.number, "admitted", seq.slot, cached)
         step.admit(seq)
         return self._add_chunk(seq, step, room, now)
@@ -179,6 +183,7 @@ class PrefillPlanner:
         """The next chunk of a prompt; False when the step is full."""
         start, remaining = self._batch.remaining(seq)
         wanted = min(remaining, self._limits.prefill_chunk)
+        wanted = self._states.before_cut(seq, start, wanted)
         fitting = room.fit(start, wanted)
         is_last = fitting < wanted or room.tokens == fitting < remaining
         if is_last and self._times.size_room(room, step.shape, start):
@@ -189,6 +194,7 @@ class PrefillPlanner:
         room.take(start, q_len)
         end, whole = self._batch.add_chunk(seq, q_len, step.number)
         self._cache.begin(seq.kv, end)
+        self._states.chunk(seq, start, end)
         step.add_chunk(Chunk(seq, end, whole), start)
         seq.timeline.note(now, step.number, "chunk", start, q_len)
         return q_len == fitting

@@ -14,6 +14,7 @@ from collections import deque
 from typing import Self
 
 from asyncllm.config import EngineLimits
+from asyncllm.engine.cache.checkpoints import StateSlots
 from asyncllm.engine.cache.manager import KVCacheManager
 from asyncllm.engine.policy import Policy, PolicyGuard
 from asyncllm.engine.scheduling.backlog import Backlog
@@ -26,6 +27,7 @@ from asyncllm.engine.scheduling.pace import EvenPace, GreedyPace
 from asyncllm.engine.scheduling.prefill import PrefillPlanner
 from asyncllm.engine.scheduling.results import Results
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
+from asyncllm.engine.scheduling.states import NoStates, RecurrentStates, States
 from asyncllm.engine.scheduling.step import Applied, Emitted, Planned, PromptPart, Step
 from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
 from asyncllm.engine.scheduling.trials import Trials
@@ -49,12 +51,18 @@ class Scheduler:
     """
 
     def __init__(
-        self, limits: EngineLimits, cache: KVCacheManager, policy: Policy, times: StepTimeModel
+        self,
+        limits: EngineLimits,
+        cache: KVCacheManager,
+        policy: Policy,
+        times: StepTimeModel,
+        states: States,
     ):
         self.limits = limits
         self.policy = policy
         self.cache = cache
         self.times = times
+        self._states = states
         self.in_flight: deque[Step] = deque()
         self.batch = batch = RunningBatch(limits.max_num_seqs, limits.page_size)
         self.leak_check = LeakCheck(cache, batch)
@@ -67,23 +75,30 @@ class Scheduler:
         self._admission = admission = Admission(
             limits, cache, forecast, copies, trials, waiting, deadlines
         )
-        self.departures = departures = Departures(cache, copies, admission, batch)
+        self.departures = departures = Departures(cache, copies, admission, batch, states)
         self.backlog = Backlog(
             limits, cache, forecast, copies, trials, admission, batch, departures
         )
         evenly = policy.evenly and not limits.itl_target  # a target gives steps their size
         pace = EvenPace(limits, forecast, times) if evenly else GreedyPace()
         self._prefill = PrefillPlanner(
-            limits, cache, guard, forecast, times, copies, admission, batch, pace
+            limits, cache, guard, forecast, times, copies, admission, batch, states, pace
         )
-        self._decode = DecodePlanner(limits, cache, forecast, copies, admission, batch, departures)
+        self._decode = DecodePlanner(
+            limits, cache, forecast, copies, admission, batch, departures, states
+        )
         self._results = Results(cache, batch, trials, self.finish)
 
     @classmethod
     def create(cls, limits: EngineLimits, policy: Policy) -> Self:
         """A scheduler with an empty cache and no step times yet."""
         times = StepTimeModel(limits.page_copy_seconds, limits.step_sizes)
-        return cls(limits, KVCacheManager.create(limits), policy, times)
+        slots = StateSlots(limits.num_states) if limits.num_states else None
+        cache = KVCacheManager.create(limits, slots)
+        states: States = NoStates()
+        if slots is not None:
+            states = RecurrentStates(limits, cache, slots)
+        return cls(limits, cache, policy, times, states)
 
     @property
     def idle(self) -> bool:
@@ -139,6 +154,7 @@ class Scheduler:
         """
         step = Step(number)
         self._advance_clock(now)
+        self._admission.waiting.stop_sharing()
         if self._trials.active:
             self._run_trials(step, now)
         self._decode.plan(step, now, self.backlog.num_waiting)
@@ -153,8 +169,7 @@ class Scheduler:
             return None
         # A plan without rows only waits for the copies.
         self.in_flight.append(step)
-        has_states = self.limits.num_states > 0
-        message = step.message(self._copies.send(number), has_states=has_states)
+        message = step.message(self._copies.send(number), self._states)
         return Planned(message, step.admitted, num_tokens, len(step.decodes))
 
     def _run_trials(self, step: Step, now: float) -> None:
@@ -193,6 +208,7 @@ class Scheduler:
                 self.times.observe(step.shape, seconds)
             num_rows = len(step.decodes)
             self._forecast.saw_step(seconds, num_rows, step.shape.num_tokens - num_rows)
+        self._states.landed(step.number, good=result.error is None)
         self.departures.step_done(step.number)
         self._admission.waiting.stop_sharing()
         return Applied(emitted, failed, read)

@@ -8,9 +8,10 @@ from itertools import chain, repeat
 from typing import NamedTuple, TypeAlias
 
 from asyncllm.engine.scheduling.sequence import Sequence
+from asyncllm.engine.scheduling.states import States
 from asyncllm.engine.scheduling.timing.prefill_room import StepShape
 from asyncllm.types import FinishReason
-from asyncllm.wire.messages import Admit, PooledPrompt, ScoredPrompt, StepPlan, pack, unpack
+from asyncllm.wire.messages import Admit, PooledPrompt, ScoredPrompt, StepPlan, pack
 
 NOTHING = StepShape(0, 0, 0.0)
 #: What planning may cost, in pages whose entries are made or looked up; 0.25 us each. A newcomer
@@ -100,10 +101,9 @@ class Step:
         pairs = q_len * (start + q_len / 2)
         self.shape = StepShape(tokens + q_len, kv_tokens, attention + pairs)
 
-    def message(self, copies: bytes, *, has_states: bool = False) -> StepPlan:
+    def message(self, copies: bytes, states: States) -> StepPlan:
         rows = self.decode_rows + pack(self.chunk_rows)
-        # Every sequence has one recurrent state, whose slot is the one after its own.
-        state_slots = (unpack(rows, 3)[:, 0] + 1).tobytes() if has_states else b""
+        state_copies, state_slots = states.plan(self.number, rows)
         return StepPlan(
             step=self.number,
             rows=rows,
@@ -111,6 +111,7 @@ class Step:
             admits=tuple(self.admits),
             copies=copies,
             decode_steps=self.decode_steps,
+            state_copies=state_copies,
             state_slots=state_slots,
         )
 

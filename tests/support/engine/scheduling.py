@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from asyncllm.config import EngineLimits
+from asyncllm.engine.cache.checkpoints import StateSlots
 from asyncllm.engine.cache.manager import KVCacheManager
-from asyncllm.engine.cache.node import NO_PAGE, Node
+from asyncllm.engine.cache.node import NO_PAGE, NO_STATE, Node
 from asyncllm.engine.policy import Fair, Policy
 from asyncllm.engine.scheduling.forecast import OutputLengths
 from asyncllm.engine.scheduling.scheduler import Scheduler
@@ -118,6 +119,9 @@ class FakeDevice:
         self.pages: dict[int, dict[int, tuple[int, ...]]] = {}
         self.host: dict[int, dict[int, tuple[int, ...]]] = {}
         self.copies: dict[int, list[tuple[int, int, int]]] = {}
+        #: By slot: all tokens that the state has taken in, and the steps that it depends on.
+        self.states: dict[int, tuple[tuple[int, ...], frozenset[int]]] = {}
+        self.failed: set[int] = set()
         self.steps: list[Step] = []
 
     def take(self, plan: StepPlan, sample: Iterator[int]) -> None:
@@ -137,11 +141,13 @@ class FakeDevice:
             self.block_tables[slot][index] = page
         self._take_copies(plan)
         self._check_order(plan)
+        self._copy_states(plan)
         results = [
             self._run(slot, start + after, q_len, sample)
             for after in range(plan.decode_steps)
             for slot, start, q_len in rows(plan)
         ]
+        self._run_states(plan)
         prompts = [
             ScoredPrompt(row, start + 1, min(start + q_len + 1, self.scoring[slot]), b"", b"")
             for row, (slot, start, q_len) in enumerate(rows(plan))
@@ -165,6 +171,8 @@ class FakeDevice:
             for number, _ in copied:
                 self._finish_copies(self.copies.pop(number))
         tokens = b"" if error else pack(step.tokens)
+        if error:
+            self.failed.add(step.number)
         return StepResult(
             step.number,
             tokens,
@@ -216,6 +224,30 @@ class FakeDevice:
         token = next(sample)
         tokens.append(max(token, 0))
         return token
+
+    def _copy_states(self, plan: StepPlan) -> None:
+        for source, target in unpack(plan.state_copies, 2).tolist():
+            assert source != target
+            assert 1 <= target <= self.limits.num_states
+            tokens, steps = self.states[source]
+            assert not steps & self.failed, "no state of a failed step is copied"
+            self.states[target] = tokens, steps | {plan.step}
+
+    def _run_states(self, plan: StepPlan) -> None:
+        """Each row goes on from a state that has taken in exactly the tokens before it."""
+        slots = unpack(plan.state_slots).tolist()
+        assert len(slots) == (len(rows(plan)) if self.limits.num_states else 0)
+        assert len(slots) == len(set(slots)), "one state a sequence"
+        for state, (slot, start, q_len) in zip(slots, rows(plan), strict=bool(slots)):
+            assert 1 <= state <= self.limits.num_states
+            steps = frozenset([plan.step])
+            if start:
+                tokens, before = self.states[state]
+                assert tokens == tuple(self.tokens[slot][:start])
+                assert not before & self.failed, "nobody goes on from the state of a failed step"
+                steps |= before
+            end = start + q_len + plan.decode_steps - 1
+            self.states[state] = tuple(self.tokens[slot][:end]), steps
 
     def _take_copies(self, plan: StepPlan) -> None:
         copies = [(way, page, host) for way, page, host in unpack(plan.copies, 3).tolist()]
@@ -278,8 +310,36 @@ def check_books(sched: Scheduler, sequences: Iterable[Sequence]) -> None:
         # Otherwise pages may be on unlinked nodes that nobody is on.
         assert held == cache.num_held
         assert len(everywhere) == cache.num_pages, "no page is lost"
+    check_states(sched, nodes.values())
     hosts = [node.host for node in nodes.values() if node.host != NO_PAGE]
     assert len(hosts) == len(set(hosts)), "no host page in two places"
+
+
+def check_states(sched: Scheduler, nodes: Iterable[Node]) -> None:
+    """Each state slot is in one place, and each promise will be kept."""
+    slots = sched.cache.states
+    if not isinstance(slots, StateSlots):
+        return
+    own = sched._states._kept  # type: ignore[attr-defined]
+    taken = [int(sched._states._of[slot]) for slot in own]  # type: ignore[attr-defined]
+    assert set(own) == {i for i, seq in enumerate(sched.batch.sequences) if seq is not None}
+    kept = [*slots._plain, *slots._dispensable, *slots._pinned]
+    everywhere = sorted([*slots._free, *taken, *(checkpoint.slot for checkpoint in kept)])
+    assert everywhere == list(range(1, slots.num_slots + 1)), "none is lost, none has two owners"
+    assert slots.num_taken == len(taken)
+    trails = [each.trail for each in own.values()]
+    promised = [each for kept in own.values() for each in kept.promised.values()]
+    coming = [each for copies in sched._states._in_flight.values() for _, each in copies]  # type: ignore[attr-defined]
+    coming += [each for _, each in sched._states._copied]  # type: ignore[attr-defined]
+    for node in nodes:
+        checkpoint = node.checkpoint
+        if checkpoint is not None:
+            assert node.linked
+            assert checkpoint.node is node
+            assert checkpoint.ready or checkpoint in promised or checkpoint in coming
+            assert (checkpoint.slot == NO_STATE) == (checkpoint in promised)
+    for checkpoint in kept:
+        assert checkpoint in trails or checkpoint.node is not None
 
 
 def path(node: Node | None) -> Iterator[Node]:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncllm.engine.scheduling.sequence import Sequence
+from asyncllm.engine.scheduling.states import NoStates
 from asyncllm.engine.scheduling.step import Step
 from asyncllm.engine.token_constraints import prepare
 from asyncllm.errors import BadRequest
@@ -92,7 +93,7 @@ def test_what_is_accepted_can_be_decoded(
         return
     seq.slot, step = 0, Step(0)
     step.admit(seq)
-    plan = step.message(b"")
+    plan = step.message(b"", NoStates())
     assert encode(decode_plan(encode(plan))) == encode(plan)
 
 

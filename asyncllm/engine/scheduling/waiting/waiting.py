@@ -13,7 +13,7 @@ from asyncllm.engine.scheduling.waiting.queue import WaitingQueue
 
 
 class Sharing:
-    """Sequences by the last page of the prefix that they wait for.
+    """Sequences by the last page of the prefix that they wait for, or for the state after it.
 
     Their number is bounded, because each of them is looked at when its prefix has landed.
 
@@ -32,7 +32,7 @@ class Sharing:
         return self.num_waiting >= self._most
 
     def add(self, seq: Sequence, page: Node) -> None:
-        """``seq`` waits until ``page`` is written."""
+        """``seq`` waits until ``page`` is settled."""
         self._by_page.setdefault(page, []).append(seq)
         self.num_waiting += 1
 
@@ -47,7 +47,7 @@ class Sharing:
     def take_done(self) -> list[Sequence]:
         """The sequences whose prefix has been computed, or will not be: they wait here no more."""
         done: list[Sequence] = []
-        for page in [page for page in self._by_page if page.ready or not page.linked]:
+        for page in [page for page in self._by_page if page.settled or not page.linked]:
             for seq in self._by_page.pop(page):
                 if seq.state is not SeqState.WAITING:
                     continue  # it has ended

@@ -26,6 +26,7 @@ class SlotsMachine(RuleBasedStateMachine):
         #: Least recently used first.
         self.kept: list[Checkpoint] = []
         self.replaced: list[Checkpoint] = []
+        self.where: dict[Checkpoint, int] = {}
 
     @initialize(count=st.integers(1, 12))
     def begin(self, count: int) -> None:
@@ -43,8 +44,8 @@ class SlotsMachine(RuleBasedStateMachine):
         assert slot not in self.taken
         if not free:
             gone = (self.replaced or self.kept).pop(0)
-            assert gone.slot == slot
-            assert gone.node is None
+            assert slot == self.where.pop(gone)
+            assert (gone.node, gone.slot) == (None, NO_STATE)
         self.taken.append(slot)
 
     @precondition(lambda self: self.taken)
@@ -62,16 +63,20 @@ class SlotsMachine(RuleBasedStateMachine):
         assert self.slots.promise(node, None) is None
         self.promised.append(checkpoint)
 
-    @precondition(lambda self: self.promised and self.taken)
+    @precondition(lambda self: self.taken)
     @rule(which=st.integers(0, 99), slot=st.integers(0, 99), ready=st.booleans())
     def keep(self, which: int, slot: int, ready: bool) -> None:
-        checkpoint = self.promised.pop(which % len(self.promised))
-        given = self.taken.pop(slot % len(self.taken))
+        """One that was promised, or that nobody is to find yet."""
+        checkpoint = Checkpoint()
+        if self.promised and which < 80:
+            checkpoint = self.promised.pop(which % len(self.promised))
+            if checkpoint.node is None:
+                return
+        self.where[checkpoint] = given = self.taken.pop(slot % len(self.taken))
         self.slots.keep(checkpoint, given)
-        if checkpoint.node is not None:
-            assert checkpoint.slot == given
-            checkpoint.ready = ready
-            self.kept.append(checkpoint)
+        assert checkpoint.slot == given
+        checkpoint.ready = ready
+        self.kept.append(checkpoint)
 
     @precondition(lambda self: self.kept or self.replaced)
     @rule(which=st.integers(0, 99))
@@ -92,12 +97,15 @@ class SlotsMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.kept or self.replaced or self.promised)
     @rule(which=st.integers(0, 99))
     def forget(self, which: int) -> None:
-        """Its page goes."""
+        """Its page goes, or whoever knows it does."""
         known = [*self.kept, *self.replaced, *self.promised]
         checkpoint = known[which % len(known)]
-        assert checkpoint.node is not None or checkpoint in self.promised
-        if checkpoint.node is not None:
-            self.slots.forget([checkpoint.node])
+        node = checkpoint.node
+        if node is not None:
+            self.slots.forget([node])
+            assert node.checkpoint is None
+        self.slots.drop(checkpoint)
+        self.where.pop(checkpoint, None)
         for order in (self.kept, self.replaced):
             if checkpoint in order:
                 order.remove(checkpoint)
@@ -107,13 +115,13 @@ class SlotsMachine(RuleBasedStateMachine):
         slots = self.slots
         checkpoints = [*self.kept, *self.replaced]
         kept = [checkpoint.slot for checkpoint in checkpoints]
+        assert kept == [self.where[checkpoint] for checkpoint in checkpoints]
         everywhere = sorted([*slots._free, *self.taken, *kept])
         assert everywhere == list(range(1, slots.num_slots + 1)), "none is lost, none has two"
         assert (slots.num_taken, slots.num_kept) == (len(self.taken), len(kept))
         assert slots.num_available == slots.num_slots - len(self.taken)
         for checkpoint in checkpoints:
-            assert checkpoint.node is not None
-            assert checkpoint.node.checkpoint is checkpoint
+            assert checkpoint.node is None or checkpoint.node.checkpoint is checkpoint
         assert all(checkpoint.slot == NO_STATE for checkpoint in self.promised)
 
 

@@ -38,6 +38,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         depth=st.integers(1, 2),
         caching=st.sampled_from([True, True, True, False]),
         host_pages=st.sampled_from([0, 4, 60]),
+        states=st.sampled_from([0, 0, 0, 1, 2, 5, 30]),
         policy=st.sampled_from(sorted(POLICIES)),
         expected_output=st.sampled_from([0.0, 2.0, 256.0]),
     )
@@ -52,6 +53,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching: bool,
         decode_steps: int,
         host_pages: int,
+        states: int,
         policy: str,
         expected_output: float,
     ) -> None:
@@ -65,7 +67,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_decode_steps=decode_steps,
             max_model_len=num_pages * page_size,
             prefix_caching=caching,
-            host_pages=host_pages if caching else 0,
+            host_pages=host_pages if caching and not states else 0,
+            num_states=slots + states - 1 if states else 0,
             page_copy_seconds=0.0,
         )
         expect_outputs(self.sched, expected_output)
@@ -241,7 +244,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.apply(True, None)
         assert not self.live
         sched = self.sched
-        assert sched.cache.num_held == 0
+        assert sched.leak_check.mismatch() is None
         assert sched.backlog.num_free_slots == sched.limits.max_num_seqs
         assert sched._admission.growth._promised == 0
         if not sched.limits.prefix_caching:

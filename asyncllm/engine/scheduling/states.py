@@ -1,0 +1,314 @@
+"""Recurrent states of running sequences: their slots, and where copies of them are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from asyncllm.config import EngineLimits
+from asyncllm.engine.cache.checkpoints import StateSlots
+from asyncllm.engine.cache.manager import KVCacheManager
+from asyncllm.engine.cache.node import NO_STATE, Checkpoint
+from asyncllm.engine.scheduling.batch import Ints
+from asyncllm.engine.scheduling.sequence import Sequence
+from asyncllm.wire.messages import pack, unpack
+
+#: Checkpoints of a path are at least this many pages apart: with pages of 16 tokens, a sequence
+#: that goes on from one computes at most some 64 tokens that it could have found.
+SPACING = 4
+#: A checkpoint of a prompt leaves out this many tokens at its end. A chat's next turn often differs
+#: there: the template asks for an answer in other words than it prints one.
+OPEN_END = 8
+#: No position: where a sequence needs nothing kept.
+NOWHERE = 2**31 - 1
+
+
+class StatePlan(NamedTuple):
+    """The parts of a plan that are about states; see ``StepPlan``."""
+
+    copies: bytes = b""
+    slots: bytes = b""
+
+
+class States(Protocol):
+    """What the scheduler asks: of models with states, and of others."""
+
+    def enter(self, seq: Sequence, start: int) -> None:
+        """``seq`` has a slot in the batch and begins at position ``start``."""
+
+    def before_cut(self, seq: Sequence, start: int, q_len: int) -> int:
+        """How much of a chunk may be in one step."""
+
+    def chunk(self, seq: Sequence, start: int, end: int) -> None:
+        """A chunk is planned, and its pages are entered in the tree."""
+
+    def several(self, slots: Ints, starts: Ints, decode_steps: int) -> bool:
+        """Whether a step may decode several tokens of each row."""
+
+    def decode(self, slots: Ints, starts: Ints) -> None:
+        """Decode rows are planned."""
+
+    def plan(self, step: int, rows: bytes) -> StatePlan:
+        """For the plan of a step with these rows (``StepPlan.rows``)."""
+
+    def landed(self, step: int, *, good: bool) -> None:
+        """A step is done; ``good``: without an error."""
+
+    def leave(self, seq: Sequence, computed: int, *, cold: bool) -> None:
+        """``seq``, no row of which is in flight, is about to give up its slot and its pages.
+
+        Args:
+            computed: the position at which the device has its state.
+            cold: nobody is expected to want it again.
+        """
+
+
+class NoStates:
+    """Of models without recurrent layers."""
+
+    def enter(self, seq: Sequence, start: int) -> None:
+        pass
+
+    def before_cut(self, seq: Sequence, start: int, q_len: int) -> int:
+        return q_len
+
+    def chunk(self, seq: Sequence, start: int, end: int) -> None:
+        pass
+
+    def several(self, slots: Ints, starts: Ints, decode_steps: int) -> bool:
+        return True
+
+    def decode(self, slots: Ints, starts: Ints) -> None:
+        pass
+
+    def plan(self, step: int, rows: bytes) -> StatePlan:
+        return StatePlan()
+
+    def landed(self, step: int, *, good: bool) -> None:
+        pass
+
+    def leave(self, seq: Sequence, computed: int, *, cold: bool) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What a running sequence keeps of its state.
+
+    Attributes:
+        cuts: positions in its prompt where its state is to be kept, falling.
+        last: the deepest position on its path where it is kept.
+        above: the checkpoint there, if it is in the tree.
+        promised: by position, checkpoints that others may wait for.
+        placed: checkpoints that it has put into the tree.
+        trail: the latest state of its output. The tree has no node for it yet.
+        trail_at: its position.
+    """
+
+    cuts: list[int]
+    last: int
+    above: Checkpoint | None
+    promised: dict[int, Checkpoint] = field(default_factory=dict)
+    placed: list[Checkpoint] = field(default_factory=list)
+    trail: Checkpoint = field(default_factory=Checkpoint)
+    trail_at: int = 0
+
+    def place(self, checkpoint: Checkpoint, position: int) -> None:
+        self.placed.append(checkpoint)
+        self.above, self.last = checkpoint, position
+
+
+class RecurrentStates:
+    """Gives each sequence in the batch a state slot, and keeps checkpoints for later ones.
+
+    The state is kept at the end of a prompt, and where its path leaves one that is known. A chunk
+    ends there, and the plan of the sequence's next row copies the state before that row goes on.
+    Until then the checkpoint is promised, and others wait for it. Of the output, the latest state
+    at some page boundary is kept; the tree gets it when the sequence leaves.
+
+    A checkpoint is ready when the step that wrote the state and the one that copied it have landed
+    without an error. So nobody begins with the state of a step that failed.
+    """
+
+    def __init__(self, limits: EngineLimits, cache: KVCacheManager, slots: StateSlots):
+        assert limits.num_states >= limits.max_num_seqs, "each sequence has a state"
+        self._cache = cache
+        self._slots = slots
+        self._page_size = limits.page_size
+        self._spacing = SPACING * limits.page_size
+        #: By slot in the batch: the state slot, and the next position where the state is kept.
+        self._of = np.zeros(limits.max_num_seqs, dtype=np.int32)
+        self._cut = np.full(limits.max_num_seqs, NOWHERE, dtype=np.int32)
+        self._kept: dict[int, _Kept] = {}
+        self._copies: list[int] = []
+        #: Checkpoints that the present plan copies; by step, those of plans in flight.
+        self._copied: list[tuple[Sequence, Checkpoint]] = []
+        self._in_flight: dict[int, list[tuple[Sequence, Checkpoint]]] = {}
+
+    # -- planning --------------------------------------------------------------------------------
+
+    def enter(self, seq: Sequence, start: int) -> None:
+        found, source = None, NO_STATE
+        if start:
+            assert seq.kv.node is not None, "it holds what it found"
+            found = seq.kv.node.checkpoint
+            assert found is not None and found.ready, "a match ends with a checkpoint"  # noqa: PT018
+            source = found.slot
+            self._slots.use(found)
+        slot = self._slots.take()
+        assert slot is not None, "there are enough for all sequences"
+        if source not in (NO_STATE, slot):  # the same if that was the last checkpoint
+            self._copies += (source, slot)
+        self._of[seq.slot] = slot
+        kept = self._kept[seq.slot] = _Kept(self._cuts(seq, start), start, found)
+        for position in kept.cuts:
+            self._promise(seq, kept, position)
+        self._next_cut(seq, kept)
+
+    def before_cut(self, seq: Sequence, start: int, q_len: int) -> int:
+        cut = int(self._cut[seq.slot])
+        if cut == start:  # it is kept before this chunk
+            cut = next(reversed(self._kept[seq.slot].cuts), NOWHERE)
+        return min(q_len, cut - start)
+
+    def chunk(self, seq: Sequence, start: int, end: int) -> None:
+        kept = self._kept[seq.slot]
+        if start == self._cut[seq.slot]:
+            self._keep(seq, kept, start)
+            self._next_cut(seq, kept)
+        if end == self._cut[seq.slot]:
+            self._promise(seq, kept, end)
+
+    def several(self, slots: Ints, starts: Ints, decode_steps: int) -> bool:
+        left = self._cut[slots] - starts
+        return not ((left > 0) & (left < decode_steps)).any()
+
+    def decode(self, slots: Ints, starts: Ints) -> None:
+        due = self._cut[slots] == starts
+        if due.any():
+            for slot, start in zip(slots[due].tolist(), starts[due].tolist(), strict=True):
+                self._follow(self._kept[slot], slot, start)
+                self._cut[slot] = start + self._spacing
+
+    def plan(self, step: int, rows: bytes) -> StatePlan:
+        copies, self._copies = self._copies, []
+        if self._copied:
+            self._in_flight[step], self._copied = self._copied, []
+        return StatePlan(pack(copies), self._of[unpack(rows, 3)[:, 0]].tobytes())
+
+    # -- results ---------------------------------------------------------------------------------
+
+    def landed(self, step: int, *, good: bool) -> None:
+        for seq, checkpoint in self._in_flight.pop(step, ()):
+            if not good or seq.kv.corrupt:
+                self._slots.drop(checkpoint)
+            elif checkpoint.slot != NO_STATE:
+                checkpoint.ready = True
+
+    def leave(self, seq: Sequence, computed: int, *, cold: bool) -> None:
+        kept, slot = self._kept.pop(seq.slot), int(self._of[seq.slot])
+        self._cut[seq.slot] = NOWHERE
+        if not (seq.kv.corrupt or cold):
+            num_known = min(computed, len(seq.tokens))
+            self._cache.commit(seq.kv, num_known)
+            if computed == num_known and self._gives(seq, kept, computed, slot):
+                slot = NO_STATE
+            elif kept.trail_at <= num_known:
+                self._place_trail(seq, kept)
+        for checkpoint in (*kept.promised.values(), kept.trail):
+            if checkpoint.node is None or not checkpoint.ready:
+                self._slots.drop(checkpoint)
+        for checkpoint in kept.placed:
+            if seq.kv.corrupt:
+                self._slots.drop(checkpoint)
+            elif cold and checkpoint.slot != NO_STATE:
+                self._slots.dispense_with(checkpoint)
+        if slot != NO_STATE:
+            self._slots.give_back(slot)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _cuts(self, seq: Sequence, start: int) -> list[int]:
+        """Where the state of a prompt is kept: where it leaves a known path, and at its end."""
+        if not self._cache.prefix_caching:
+            return []
+        size, known = self._page_size, seq.kv.known
+        end = max(0, len(seq.tokens) - 1 - OPEN_END) // size * size
+        fork = min(end, known.depth * size) if known is not None and known.linked else 0
+        cuts = [fork] if fork - start >= self._spacing else []
+        # Rather only where others may leave it, too, than only in what this sequence alone has.
+        if end - max([start, *cuts]) >= self._spacing:
+            cuts.insert(0, end)
+        return cuts
+
+    def _next_cut(self, seq: Sequence, kept: _Kept) -> None:
+        """In the prompt, or the first one in its output."""
+        cut = NOWHERE
+        if kept.cuts:
+            cut = kept.cuts.pop()
+        elif self._cache.prefix_caching and seq.kv.ttl != 0:
+            cut = (len(seq.tokens) // self._spacing + 1) * self._spacing
+        self._cut[seq.slot] = cut
+
+    def _promise(self, seq: Sequence, kept: _Kept, position: int) -> bool:
+        """Promise a checkpoint; False if the tree has no node for it."""
+        node = self._cache.node_at(seq.kv, position // self._page_size)
+        if node is None:
+            return False
+        if checkpoint := self._slots.promise(node, kept.above):
+            kept.promised[position] = checkpoint
+        return True
+
+    def _keep(self, seq: Sequence, kept: _Kept, position: int) -> None:
+        """Copy the state of a prompt, unless the tree has it already."""
+        if not self._promise(seq, kept, position):
+            self._follow(kept, seq.slot, position)  # others have pages of the same tokens
+            return
+        checkpoint = kept.promised.pop(position, None)
+        if checkpoint is None:
+            return
+        slot = self._slots.take() if checkpoint.node is not None else None
+        if slot is None:
+            self._slots.drop(checkpoint)
+            return
+        self._copies += (int(self._of[seq.slot]), slot)
+        self._slots.keep(checkpoint, slot)
+        self._copied.append((seq, checkpoint))
+        kept.place(checkpoint, position)
+
+    def _follow(self, kept: _Kept, batch_slot: int, position: int) -> None:
+        """Copy the state to where the sequence keeps it until it leaves."""
+        trail = kept.trail
+        if trail.slot == NO_STATE:
+            slot = self._slots.take()
+            if slot is None:
+                return
+            self._slots.keep(trail, slot)
+        else:
+            self._slots.touch(trail)
+        self._copies += (int(self._of[batch_slot]), trail.slot)
+        kept.trail_at = position
+
+    def _gives(self, seq: Sequence, kept: _Kept, position: int, slot: int) -> bool:
+        """Whether the tree takes the slot itself: it has a state that is to be kept."""
+        checkpoint = kept.promised.pop(position, None)
+        if checkpoint is None and position - kept.last >= self._spacing:
+            node = None
+            if position % self._page_size == 0 and self._cache.prefix_caching:
+                node = self._cache.node_at(seq.kv, position // self._page_size)
+            checkpoint = self._slots.promise(node, kept.above) if node is not None else None
+        if checkpoint is None or checkpoint.node is None:
+            return False
+        self._slots.keep(checkpoint, slot)
+        checkpoint.ready = True
+        return True
+
+    def _place_trail(self, seq: Sequence, kept: _Kept) -> None:
+        """The tree has pages of the output now."""
+        if kept.trail.slot == NO_STATE:
+            return
+        node = self._cache.node_at(seq.kv, kept.trail_at // self._page_size)
+        if node is not None and self._slots.attach(kept.trail, node):
+            kept.trail.above, kept.trail.ready = kept.above, True

@@ -1,0 +1,296 @@
+"""Recurrent states: who begins where, and that nobody begins with a state that is not its own.
+
+The fake device checks each state that a plan reads: it must have taken in exactly the tokens before
+the row.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import repeat
+from typing import Any
+
+import pytest
+
+from asyncllm.engine.scheduling.scheduler import Scheduler
+from asyncllm.engine.scheduling.sequence import SeqState, Sequence
+from asyncllm.types import SamplingParams
+from asyncllm.wire.messages import NO_TOKEN, StepPlan, unpack
+from tests.support.engine.scheduling import (
+    FakeDevice,
+    check_books,
+    expect_outputs,
+    rows,
+    scheduler,
+    sequence,
+)
+
+PAGE = 4
+SPACING = 4 * PAGE
+
+
+class Served:
+    """A scheduler and its device, with two steps in flight. All outputs are fours."""
+
+    def __init__(self, num_states: int = 40, **changes: Any):
+        numbers: dict[str, Any] = {
+            "num_pages": 512,
+            "max_model_len": 1024,
+            "max_num_batched_tokens": 512,
+        }
+        numbers |= {"prefill_chunk": 512, "page_size": PAGE} | changes
+        self.sched: Scheduler = scheduler(num_states=num_states, **numbers)
+        expect_outputs(self.sched, 8.0)
+        self.device = FakeDevice(self.sched.limits)
+        self.step = 0
+        self.seen: list[Sequence] = []
+        self.num_copies = 0
+        #: Positions computed, prompts and outputs.
+        self.num_computed = 0
+
+    def add(self, tokens: list[int], max_tokens: int = 4, **scheduling: Any) -> Sequence:
+        seq = sequence(len(self.seen) + 1, tokens, max_tokens, **scheduling)
+        self.seen.append(seq)
+        self.sched.add(seq, 0.0)
+        return seq
+
+    def plan(self) -> bool:
+        planned = self.sched.plan(self.step, 0.01 * self.step)
+        if planned is None:
+            return False
+        self.step += 1
+        self.num_copies += len(unpack(planned.message.state_copies, 2))
+        self.num_computed += sum(row[2] for row in rows(planned.message))
+        self.device.take(planned.message, repeat(4))
+        return True
+
+    def land(self, error: str | None = None) -> None:
+        self.sched.apply(self.device.answer(error=error), 0.01 * self.step)
+        check_books(self.sched, self.seen)
+
+    def run(self) -> None:
+        """Until nothing is left to do."""
+        while True:
+            while len(self.device.steps) < 2 and self.plan():
+                pass
+            if not self.device.steps:
+                break
+            self.land()
+        assert all(seq.state is SeqState.FINISHED for seq in self.seen)
+        assert self.sched.leak_check.mismatch() is None
+
+    def serve(self, tokens: list[int], max_tokens: int = 4, **scheduling: Any) -> Sequence:
+        seq = self.add(tokens, max_tokens, **scheduling)
+        self.run()
+        return seq
+
+
+def words(start: int, count: int) -> list[int]:
+    return [100 + start * 1000 + i for i in range(count)]
+
+
+def test_the_next_turn_begins_close_to_the_end_of_the_last_answer() -> None:
+    served = Served()
+    first = served.serve(words(1, 50), 60)
+    again = served.serve([*first.tokens, *words(2, 5)])
+    assert 110 - SPACING - 1 <= again.num_cached <= 110
+    assert again.num_cached % PAGE == 0
+
+
+def test_an_answer_that_the_next_turn_does_not_have_costs_no_more_than_itself() -> None:
+    """A template may leave reasoning out, and ask for an answer in words that it does not print."""
+    served = Served()
+    prompt = words(1, 100)
+    served.serve(prompt, 60)
+    again = served.serve([*prompt[:-5], *words(2, 50)])
+    assert 100 - 8 - PAGE <= again.num_cached <= 95
+
+
+def test_where_the_only_checkpoint_is_not_shared_the_next_one_is() -> None:
+    """Prompts with a beginning in common: the second finds where they part, the third begins there.
+
+    What follows it is short: a checkpoint at the end alone would be of no use to others.
+    """
+    for own in (20, 100):
+        served = Served()
+        shared = words(0, 101)
+        assert served.serve([*shared, *words(1, own)]).num_cached == 0
+        assert served.serve([*shared, *words(2, own)]).num_cached == 0
+        assert served.serve([*shared, *words(3, own)]).num_cached == 100
+        assert served.serve([*shared, *words(4, own)]).num_cached == 100
+
+
+def test_of_equal_prompts_at_once_one_is_computed_and_the_others_copy_its_state() -> None:
+    served = Served()
+    prompt = words(1, 400)
+    siblings = [served.add(prompt, 8) for _ in range(4)]
+    served.run()
+    assert [seq.num_cached for seq in siblings] == [0, *[388] * 3]
+    assert served.num_computed <= 400 + 3 * 12 + 4 * 9
+
+
+def test_many_newcomers_with_a_common_beginning_compute_it_twice_and_not_more_often() -> None:
+    served = Served(max_num_batched_tokens=100)
+    shared = words(0, 401)
+    seqs = [served.add([*shared, *words(i, 20)]) for i in range(1, 8)]
+    served.run()
+    assert [seq.num_cached for seq in seqs] == [0, 0, *[400] * 5]
+
+
+def test_a_waiting_sequence_goes_on_when_the_one_that_promised_ends_before() -> None:
+    """No step is in flight any more then, so that nothing else would wake it."""
+    served = Served(max_num_batched_tokens=40)
+    prompt = words(1, 200)
+    first = served.add(prompt)
+    while not first.slot >= 0 or served.sched.batch.computed[first.slot] < 188:
+        assert served.plan()
+        served.land()
+    second = served.add(prompt)
+    assert not served.plan() or second.slot < 0
+    while served.device.steps:
+        served.land()
+    third = served.add([*words(1, 180), *words(2, 20)])
+    served.sched.finish(first, 0.0)
+    served.run()
+    assert second.num_cached == 188, "its state was there without a copy"
+    assert third.num_cached == 0
+    assert len(third.tokens) == 204
+
+
+def test_aborted_while_it_waits_for_a_state_it_leaves_nothing() -> None:
+    served = Served(max_num_batched_tokens=40)
+    prompt = words(1, 200)
+    served.add(prompt)
+    waiting = [served.add(prompt) for _ in range(3)]
+    for _ in range(3):
+        served.plan()
+        served.land()
+    for seq in waiting[:2]:
+        served.sched.finish(seq, 0.0)
+    served.run()
+    assert waiting[2].num_cached == 188
+    assert served.sched.cache.states.num_taken == 0
+
+
+@pytest.mark.parametrize("spare", [0, 1, 2, 5])
+def test_a_then_b_then_a_again_and_each_has_its_own_state(spare: int) -> None:
+    """With few slots for checkpoints, which are reused at once."""
+    served = Served(num_states=2 + spare, max_num_seqs=2)
+    a, b = words(1, 90), words(2, 90)
+    for _ in range(3):
+        for prompt in (a, b, [*a[:50], *b[:40]]):
+            served.add(prompt, 30)
+            served.add(prompt[:70], 20)
+        served.run()
+
+
+def test_after_a_preemption_a_sequence_goes_on_from_its_deepest_checkpoint() -> None:
+    served = Served(max_num_batched_tokens=200)
+    seq = served.add(words(1, 150), 100)
+    while len(seq.tokens) < 225:
+        served.plan()
+        served.land()
+    served.add(words(2, 5), 50)
+    served.plan()
+    served.sched.departures.preempt(seq, served.sched.in_flight[-1], 0.0)
+    before = served.num_computed
+    served.run()
+    assert served.num_computed - before <= (250 - 208) + 60
+
+
+@pytest.mark.parametrize("failing", range(6))
+def test_no_state_of_a_step_that_failed_is_kept(failing: int) -> None:
+    """The fake device knows which steps each state depends on."""
+    served = Served(max_num_batched_tokens=60)
+    prompt = words(1, 120)
+    served.add(prompt, 10)
+    served.add(words(2, 90), 10)
+    for number in range(8):
+        while len(served.device.steps) < 2 and served.plan():
+            pass
+        served.land("planted" if number == failing else None)
+    served.add(prompt, 10)
+    served.add([*prompt[:80], *words(3, 20)], 10)
+    served.run()
+
+
+class Light(FakeDevice):
+    """For long chats: it believes all that it is told."""
+
+    def _run(self, slot: int, start: int, q_len: int, sample: Iterator[int]) -> int:
+        if start + q_len < self.known[slot]:
+            return NO_TOKEN
+        self.tokens[slot].append(token := next(sample))
+        return token
+
+    def _copy_states(self, plan: StepPlan) -> None:
+        pass
+
+    def _run_states(self, plan: StepPlan) -> None:
+        pass
+
+
+def chat(served: Served, seed: int) -> tuple[int, int]:
+    """Several chats of many turns, interleaved; tokens of prompts, and those found."""
+    rng = random.Random(seed)
+    served.device = Light(served.sched.limits)
+    system = words(0, 60)
+    chats = [[*system, *words(i, 20)] for i in range(1, 5)]
+    prompts = found = 0
+    for turn in range(8):
+        for i, tokens in enumerate(chats):
+            seq = served.serve(tokens, rng.randint(10, 60))
+            prompts += seq.num_prompt
+            found += seq.num_cached
+            chats[i] = [*seq.tokens, *words(10 * turn + i, rng.randint(5, 40))]
+    return prompts, found
+
+
+def test_chats_of_many_turns_find_nine_tenths_of_what_pages_alone_would_give() -> None:
+    _, with_states = chat(Served(num_states=30, num_pages=2048), 1)
+    _, without = chat(Served(num_states=0, num_pages=2048), 1)
+    assert with_states >= 0.9 * without
+
+
+def test_few_slots_are_kept_for_the_ends_of_chats() -> None:
+    """Two for each chat and those in use: what a longer checkpoint replaced goes first."""
+    _, many = chat(Served(num_states=200, num_pages=2048), 2)
+    _, few = chat(Served(num_states=8 + 12, num_pages=2048), 2)
+    assert few >= 0.95 * many
+
+
+def test_what_nobody_wants_again_pushes_nothing_out() -> None:
+    served = Served(num_states=3, max_num_seqs=1)
+    first = served.serve(words(1, 100), 1)
+    for i in range(2, 8):
+        served.serve(words(i, 100), 30, cache_ttl_s=0)
+    assert served.serve([*first.tokens, *words(2, 8)], 1).num_cached == 88
+
+
+def test_prompts_whose_logprobs_are_wanted_begin_at_zero() -> None:
+    served = Served()
+    prompt = words(1, 100)
+    served.serve(prompt)
+    params = SamplingParams(max_tokens=2, prompt_logprobs=0)
+    seq = sequence(2, prompt, 2, params)
+    served.seen.append(seq)
+    served.sched.add(seq, 0.0)
+    served.run()
+    assert seq.num_cached == 0
+
+
+@pytest.mark.parametrize("decode_steps", [1, 4])
+def test_several_tokens_in_one_step_stop_where_a_state_is_kept(decode_steps: int) -> None:
+    served = Served(max_decode_steps=decode_steps)
+    first = served.serve(words(1, 41), 100)
+    again = served.serve([*first.tokens, *words(2, 10)])
+    assert again.num_cached >= 141 - SPACING - decode_steps
+
+
+def test_a_model_without_states_has_none_in_its_plans() -> None:
+    served = Served(num_states=0)
+    served.add(words(1, 100))
+    planned = served.sched.plan(0, 0.0)
+    assert planned is not None
+    assert (planned.message.state_slots, planned.message.state_copies) == (b"", b"")
