@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from asyncllm.config import EngineLimits
-from asyncllm.executor.sim.pages import OPEN, BrokenPlan, SimPages, fingerprint
+from asyncllm.executor.sim.pages import OPEN, BrokenPlan, SimPages, SimStates, fingerprint
 from asyncllm.executor.sim.sampler import SimPooling, SimSampler
 from asyncllm.wire.messages import (
     NO_TOKEN,
@@ -60,6 +60,7 @@ class SimDevice:
         self._limits = limits
         self._page_size = limits.page_size
         self._pages = SimPages(limits.num_pages, limits.host_pages)
+        self._states = SimStates(limits.num_states, slots) if limits.num_states else None
         self._sampler = SimSampler(slots, limits.vocab_size, limits.eos_token_ids)
         self._pooling = SimPooling(limits.embedding_size)
         #: Tokens known at admission, start of the next row, positions that have pages.
@@ -91,7 +92,10 @@ class SimDevice:
             self._admit(admit)
         if plan.new_pages:
             self._add_pages(*unpack(plan.new_pages, 3).T)
-        computed = self._compute_steps(unpack(plan.rows, 3), plan.decode_steps)
+        if plan.state_copies and self._states is not None:
+            self._states.copy(unpack(plan.state_copies, 2))
+        states = unpack(plan.state_slots)
+        computed = self._compute_steps(unpack(plan.rows, 3), states, plan.decode_steps)
         self._in_flight.append(computed.rows)
         return computed
 
@@ -150,15 +154,16 @@ class SimDevice:
 
     # -- rows ------------------------------------------------------------------------------------
 
-    def _compute_steps(self, packed: np.ndarray, decode_steps: int) -> Computed:
+    def _compute_steps(self, packed: np.ndarray, states: np.ndarray, decode_steps: int) -> Computed:
         """The rows, and then ``decode_steps - 1`` further tokens of each."""
-        first = self._compute(packed)
+        first = self._compute(packed, states)
         if decode_steps == 1:
             return first
         if first.num_samples < len(packed) or (packed[:, 2] != 1).any():
             raise BrokenPlan("several decode steps, and rows that are not decode rows")
         step = np.array([0, 1, 0], dtype=packed.dtype)
-        parts = [first, *(self._compute(packed + after * step) for after in range(1, decode_steps))]
+        more = (self._compute(packed + after * step, states) for after in range(1, decode_steps))
+        parts = [first, *more]
         logprobs = tuple(
             msgspec.structs.replace(entry, row=entry.row + after * len(packed))
             for after, part in enumerate(parts)
@@ -169,13 +174,15 @@ class SimDevice:
         tokens = b"".join(part.tokens for part in parts)
         return Computed(rows, decode_steps * len(packed), tokens, logprobs)
 
-    def _compute(self, packed: np.ndarray) -> Computed:
+    def _compute(self, packed: np.ndarray, states: np.ndarray) -> Computed:
         slots, starts, q_lens = packed.T.astype(np.int64)
         rows = Rows(slots, starts, starts + q_lens)
         if len(slots) == 0:
             return Computed(rows, 0, b"", ())
         begun = self._begin_fresh(rows) if self._fresh else []
         known = self._check_rows(rows, q_lens)
+        if self._states is not None:
+            self._advance_states(self._states, rows, states)
         if self._pages.num_copies:
             self._check_copies(rows)
         for slot, end in self._fill_pages(rows) + begun:
@@ -217,6 +224,12 @@ class SimDevice:
         self._slots[_NEXT, slots] = ends
         return known
 
+    def _advance_states(self, memory: SimStates, rows: Rows, states: np.ndarray) -> None:
+        memory.check(states, rows.slots)
+        columns = (states, *rows)
+        for state, slot, start, end in zip(*(c.tolist() for c in columns), strict=True):
+            memory.take_in(state, slot, self._tokens[slot, start:end].tobytes())
+
     def _begin_fresh(self, rows: Rows) -> list[tuple[int, int]]:
         """The first rows of sequences, which may start after or in the last of their cached pages.
 
@@ -234,6 +247,8 @@ class SimDevice:
             self._slots[_NEXT, slot] = start
             full, given = -(-start // self._page_size), room // self._page_size
             self._expect(slot, 0, full)
+            if self._states is not None:
+                self._states.begin(slot, self._tokens[slot, :start].tobytes())
             if start % self._page_size:  # only if all is cached, and the last token is recomputed
                 self._check_content(slot, full)
             self._pages.device.content[self._block_table[slot, full:given]] = OPEN

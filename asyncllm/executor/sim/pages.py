@@ -1,4 +1,4 @@
-"""The memory of the simulated device: the content of each page, and the copies in flight."""
+"""The memory of the simulated device: the content of each page and state, and copies in flight."""
 
 from __future__ import annotations
 
@@ -91,3 +91,51 @@ class SimPages:
         """Source and target of a copy."""
         ends = ((self.device, device), (self.host, host))
         return ends if direction == TO_HOST else ends[::-1]
+
+
+class SimStates:
+    """Recurrent states by state slot: which tokens each has taken in.
+
+    Args:
+        num_states: state slots, numbered from 1.
+        num_slots: places for sequences.
+    """
+
+    def __init__(self, num_states: int, num_slots: int):
+        self._num_states = num_states
+        #: (how many tokens, their fingerprint) by state slot, and by sequence.
+        self._states: dict[int, tuple[int, int]] = {}
+        self._due: list[tuple[int, int]] = [(0, 0)] * num_slots
+
+    def copy(self, copies: np.ndarray) -> None:
+        """Copy states, in order; int [k, 2] of (source, destination)."""
+        for source, target in copies.tolist():
+            if source not in self._states or not 1 <= target <= self._num_states:
+                raise BrokenPlan(f"there is no state in slot {source}, or no slot {target}")
+            self._states[target] = self._states[source]
+
+    def begin(self, slot: int, tokens: bytes) -> None:
+        """A sequence begins after these int32 tokens."""
+        self._due[slot] = (len(tokens) // 4, fingerprint(0, tokens))
+
+    def check(self, states: np.ndarray, slots: np.ndarray) -> None:
+        """Refuse rows of sequences whose states have not taken in just the tokens before."""
+        listed = states.tolist()
+        if len(listed) != len(slots) or len(set(listed)) < len(listed):
+            raise BrokenPlan(f"state slots {listed} are not one for each of {len(slots)} rows")
+        for state, slot in zip(listed, slots.tolist(), strict=True):
+            start, content = self._due[slot]
+            if not 1 <= state <= self._num_states:
+                raise BrokenPlan(f"slot {slot} has state slot {state}, which does not exist")
+            found = self._states.get(state, (0, 0)) if start else (0, 0)
+            if found != (start, content):
+                raise BrokenPlan(
+                    f"slot {slot} goes on at {start} from the state in slot {state}, which is that "
+                    f"of {found[0]} tokens" + (", but of others" if found[0] == start else "")
+                )
+
+    def take_in(self, state: int, slot: int, tokens: bytes) -> None:
+        """A row has computed these int32 tokens."""
+        start, content = self._due[slot]
+        after = start + len(tokens) // 4, fingerprint(content, tokens)
+        self._due[slot] = self._states[state] = after

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from asyncllm.errors import EngineDead
-from asyncllm.wire.messages import TO_DEVICE, TO_HOST, Admit
+from asyncllm.executor.sim.device import SimDevice
+from asyncllm.executor.sim.pages import BrokenPlan
+from asyncllm.wire.messages import TO_DEVICE, TO_HOST, Admit, StepPlan, pack
+from tests.support.engine.scheduling import limits
 from tests.support.engine.sim_driver import (
     VOCAB,
     Driver,
@@ -181,3 +184,63 @@ def test_no_step_meets_a_copy(
 
     for test in (same_plan, copy_first, rows_first, acknowledged):
         simulate(test)
+
+
+# -- recurrent states ------------------------------------------------------------------------------
+
+LIMITS = limits(num_states=3, max_num_seqs=3)
+
+
+def with_states(
+    device: SimDevice,
+    rows: list[Row],
+    slots: list[int],
+    copies: tuple[int, ...] = (),
+    admits: tuple[Admit, ...] = (),
+) -> None:
+    step = device._next_step
+    pages = [value for row in admits for page in pages_of(row.slot, [row.slot]) for value in page]
+    device.take(
+        StepPlan(
+            step,
+            pack([value for row in rows for value in row]),
+            pack(pages),
+            admits,
+            state_copies=pack(copies),
+            state_slots=pack(slots),
+        )
+    )
+
+
+def test_a_row_goes_on_from_the_state_of_just_the_tokens_before() -> None:
+    device = SimDevice(LIMITS)
+    with_states(device, [(0, 0, 3)], [1], admits=(admit(0, [5, 6, 7]),))
+    with_states(device, [(0, 3, 1)], [2], (1, 3, 3, 2))  # its state has moved
+
+
+@pytest.mark.parametrize(
+    ("why", "slots", "copies"),
+    [
+        ("from the state in slot 2, which is that of 0 tokens", [2], ()),
+        ("from the state in slot 2, which is that of 2 tokens", [2], (1, 3)),
+        ("slot 3, which is that of 3 tokens, but of others", [3], ()),
+        ("state slot 0", [0], ()),
+        ("state slot 4", [4], ()),
+        ("not one for each", [], ()),
+        ("not one for each", [1, 2], ()),
+        ("no slot 4", [1], (1, 4)),
+        ("no slot 0", [1], (1, 0)),
+        ("no state in slot 0", [1], (0, 2)),
+    ],
+)
+def test_a_row_that_goes_on_from_another_state_is_refused(
+    why: str, slots: list[int], copies: tuple[int, ...]
+) -> None:
+    device = SimDevice(LIMITS)
+    admits = admit(0, [5, 6, 7]), admit(1, [5, 5]), admit(2, [5, 6, 8])
+    if why.endswith("of 0 tokens"):
+        with_states(device, [(0, 0, 3)], [1], admits=admits[:1])
+    else:
+        with_states(device, [(0, 0, 3), (1, 0, 2), (2, 0, 3)], [1, 2, 3], admits=admits)
+    with pytest.raises(BrokenPlan, match=why):
+        with_states(device, [(0, 3, 1)], slots, copies)
