@@ -7,6 +7,7 @@ import logging
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
+from asyncllm.server.http.answer import encode
 from asyncllm.server.limits.api_keys import tenant_of
 from asyncllm.server.observe.access_log import current_entry
 from asyncllm.server.service import SERVICE
@@ -24,12 +25,14 @@ log = logging.getLogger(__name__)
 
 
 class BackgroundRun(Delivery):
-    """One response in progress.
+    """One response in progress, with what a ``StoredResponse`` has, too.
 
     Attributes:
-        reply: has the response as it stands.
+        reply: makes the response.
         log: its events, if the request streams.
     """
+
+    background = True
 
     def __init__(self, reply: ResponseReply, events: EventLog | None):
         super().__init__(1)
@@ -80,6 +83,11 @@ class BackgroundRun(Delivery):
         if error is not None and not self.ended:
             self._record(self.reply.failure(error))
         super().end(error)
+
+    @property
+    def body(self) -> bytes:
+        """The response as it stands, as JSON."""
+        return encode(self.reply.response)
 
     @property
     def ended(self) -> bool:

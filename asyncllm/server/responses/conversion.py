@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -33,6 +33,9 @@ NAMES: Final = {
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
 }
+#: Fields that a response repeats, and those among them that may be anything: it repeats only texts.
+_REPEATED: Final = ("instructions", "max_tool_calls", "previous_response_id")
+_TEXTS: Final = ("prompt_cache_key", "safety_identifier", "user")
 #: Fields that are refused when they ask for something.
 _REFUSED: Final = ("conversation", "prompt", "return_token_ids")
 WITH_LOGPROBS: Final = "message.output_text.logprobs"
@@ -78,19 +81,10 @@ def ineffective(body: ResponsesRequest) -> list[str]:
     return names + [f"reasoning.{name}" for name in given]
 
 
-class Continued(NamedTuple):
-    """What a request makes of the items that it continues.
-
-    Attributes:
-        offers: the tools that the model may call.
-    """
-
-    chat: ChatRequest
-    offers: Offers
-
-
-def chat_of(body: ResponsesRequest, given: Sequence[items.Item], left_out: list[str]) -> Continued:
-    """The chat that continues some items.
+def chat_of(
+    body: ResponsesRequest, given: Sequence[items.Item], left_out: list[str]
+) -> tuple[ChatRequest, Offers]:
+    """The chat that continues some items, and the tools that the model may call.
 
     Args:
         left_out: gets names for what is left out.
@@ -115,7 +109,7 @@ def chat_of(body: ResponsesRequest, given: Sequence[items.Item], left_out: list[
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
         chat_template_kwargs=body.chat_template_kwargs,
     )
-    return Continued(chat, offers)
+    return chat, offers
 
 
 def _given_tools(
@@ -155,6 +149,10 @@ def response_of(
 ) -> Response:
     """The response before it is generated; of one of several replicas, its id names it."""
     effort = None if body.reasoning is None else body.reasoning.effort
+    repeated: dict[str, Any] = {name: getattr(body, name) for name in _REPEATED}
+    for name in _TEXTS:
+        given = getattr(body, name)
+        repeated[name] = given if isinstance(given, str) else None
     return Response(
         id=f"resp_{new_id(replica)}",
         created_at=int(time.time()),
@@ -163,17 +161,12 @@ def response_of(
         completed_at=None,
         error=None,
         incomplete_details=None,
-        instructions=body.instructions,
         max_output_tokens=chat.max_tokens,
-        max_tool_calls=body.max_tool_calls,
         metadata=body.metadata if isinstance(body.metadata, dict) else {},
         model=model,
         output=[],
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        previous_response_id=body.previous_response_id,
-        prompt_cache_key=_text(body.prompt_cache_key),
         reasoning=ReasoningEcho(effort=effort, summary=None),
-        safety_identifier=_text(body.safety_identifier),
         service_tier="default",
         store=body.store is not False,
         temperature=params.temperature,
@@ -184,13 +177,8 @@ def response_of(
         top_p=params.top_p,
         truncation=body.truncation or "disabled",
         usage=None,
-        user=_text(body.user),
+        **repeated,
     )
-
-
-def _text(given: Any) -> str | None:
-    """What a response repeats of a field that may be anything."""
-    return given if isinstance(given, str) else None
 
 
 def messages_of(given: Sequence[items.Item]) -> list[dict[str, Any]]:

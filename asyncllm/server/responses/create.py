@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
@@ -13,7 +14,7 @@ from asyncllm.server.arrivals.others import seek
 from asyncllm.server.arrivals.routed import REPLICA
 from asyncllm.server.chat.adapter import open_chat, renamed
 from asyncllm.server.chat.large import caller_of_loop, read_large
-from asyncllm.server.http.answer import encode, json_response
+from asyncllm.server.http.answer import encode, json_body
 from asyncllm.server.http.middleware import RESERVATION
 from asyncllm.server.limits.api_keys import tenant_of
 from asyncllm.server.responses import conversion
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from asyncllm.server.chat.requests import ChatRequest
     from asyncllm.server.responses.item_schemas import Item
     from asyncllm.server.responses.schemas import Response
+    from asyncllm.server.responses.tools import Offers
 
 STORE: Final = web.AppKey("asyncllm_responses", ResponseStore)
 RUNS: Final = web.AppKey("asyncllm_background_responses", BackgroundRuns)
@@ -93,7 +95,7 @@ async def _respond(
     found = store.find_items(tenant, referred_ids(body.input))
     stored = _history(request.app, tenant, body.previous_response_id)
 
-    def read() -> tuple[ReadInput, tuple[StoredItem, ...], list[Item], conversion.Continued]:
+    def read() -> tuple[ReadInput, tuple[StoredItem, ...], list[Item], tuple[ChatRequest, Offers]]:
         given = ReadInput(body.input, found, limit)
         kept = stored_items(given.items) if body.store is not False else ()
         items = read_history(stored, limit) + given.items
@@ -126,21 +128,18 @@ async def _respond(
         conversation = await _open(request, body, chat, fits=compacts)
         service.note_ineffective(conversation.ineffective)
         prompts, params = [conversation.prompt_ids], conversation.params
-        parts: tuple[Any, ...] = (
+        make: Callable[..., ResponseReply] = ResponseReply
+        if compacts:
+            conversation = conversation._replace(tools=())
+            make = partial(CompactionReply, kept=items if only_compacts else None)
+        reply = make(
             conversion.response_of(body, chat, params, model, request.app.get(REPLICA)),
-            conversation._replace(tools=()) if compacts else conversation,
-        )
-        options: dict[str, Any] = {
-            "offers": offers,
-            "streams": bool(body.stream),
-            "keep": keep,
-            "tokenizer": None if conversion.logprobs_of(body) is None else service.llm.tokenizer,
-            "seals": conversion.WITH_REASONING in (body.include or ()),
-        }
-        reply = (
-            CompactionReply(*parts, **options, kept=items if only_compacts else None)
-            if compacts
-            else ResponseReply(*parts, **options)
+            conversation,
+            offers=offers,
+            streams=bool(body.stream),
+            keep=keep,
+            tokenizer=None if conversion.logprobs_of(body) is None else service.llm.tokenizer,
+            seals=conversion.WITH_REASONING in (body.include or ()),
         )
         if not body.background:
             return await service.answer(request, prompts, params, scheduling, reply, chat)
@@ -148,7 +147,7 @@ async def _respond(
         run = await request.app[RUNS].start(request, reply, job, log)
     if log is not None:
         return await log.send(request, -1)
-    return json_response(run.reply.response)
+    return json_body(run.body)
 
 
 def _history(app: web.Application, tenant: str, previous: str | None) -> list[StoredItem]:

@@ -89,38 +89,29 @@ class ReadInput:
             raise BadRequest(f"{where}.type must be a string", param=f"{where}.type")
         if (kind := requests.ITEM_KINDS.get(name)) is None:
             return self._other(given, name, where)
-        item: requests.InputItem = convert_part(given, kind, where)
-        head: dict[str, Any] = {"status": "completed"}
+        item = convert_part(given, kind, where)
         match item:
             case requests.InputReference():
                 return item
             case requests.InputMessage():
                 return self._message(item, where)
             case requests.InputCall():
+                head = _call("fc", item.id, item.call_id, item.namespace)
                 text = _text(item.arguments)
-                id = item.id or _new_id("fc")
-                head |= {"id": id, "call_id": item.call_id or id}
-                head |= {} if item.namespace is None else {"namespace": item.namespace}
                 return items.FunctionCallItem(name=item.name or "", arguments=text, **head)
             case requests.InputCustomCall():
-                id = item.id or _new_id("ctc")
-                head |= {"id": id, "call_id": item.call_id or id}
-                head |= {} if item.namespace is None else {"namespace": item.namespace}
+                head = _call("ctc", item.id, item.call_id, item.namespace)
                 text = "" if item.input is None else _text(item.input)
                 return items.CustomToolCallItem(name=item.name, input=text, **head)
             case requests.InputShellCall():
-                id = item.id or _new_id("lsh")
-                head |= {"id": id, "call_id": item.call_id or id}
+                head = _call("lsh", item.id, item.call_id)
                 return items.LocalShellCallItem(action=item.action, **head)
             case requests.InputSearchCall(call_id=str(call_id)):
-                head |= {"id": item.id or _new_id("tsc"), "call_id": call_id}
-                arguments = item.arguments
-                return items.ToolSearchCallItem(execution="client", arguments=arguments, **head)
+                head = _call("tsc", item.id, None) | {"call_id": call_id, "execution": "client"}
+                return items.ToolSearchCallItem(arguments=item.arguments, **head)
             case requests.InputSearchOutput(call_id=str(call_id)):
-                head |= {"id": item.id or _new_id("tso"), "call_id": call_id}
-                return items.ToolSearchOutputItem(
-                    execution="client", tools=item.tools or [], **head
-                )
+                head = _call("tso", item.id, None) | {"call_id": call_id, "execution": "client"}
+                return items.ToolSearchOutputItem(tools=item.tools or [], **head)
             case requests.InputTools() | requests.InputSearchOutput():
                 id = item.id or _new_id("at")
                 return items.AdditionalToolsItem(id=id, role="developer", tools=item.tools or [])
@@ -129,16 +120,17 @@ class ReadInput:
                 if item.call_id is None and item.name is not None:
                     text = f"<{item.name}>\n{output}\n</{item.name}>"
                     return _message_item("user", text, item.id)
-                head |= {"id": item.id or _new_id("fco"), "call_id": item.call_id or ""}
+                head = _call("fco", item.id, None) | {"call_id": item.call_id or ""}
                 if isinstance(item, requests.InputCallOutput):
                     return items.FunctionCallOutputItem(output=output, **head)
                 return items.CustomToolCallOutputItem(output=output, **head)
             case requests.InputReasoning():
                 return _reasoning(item)
-            case requests.InputCompaction(encrypted_content=sealed) if unseal(sealed) is not None:
-                return items.CompactionItem(
-                    id=item.id or _new_id("cmp"), encrypted_content=sealed or ""
-                )
+            case requests.InputCompaction(encrypted_content=str(sealed)) if (
+                unseal(sealed) is not None
+            ):
+                id = item.id or _new_id("cmp")
+                return items.CompactionItem(id=id, encrypted_content=sealed)
             case requests.CompactionTrigger():
                 self.compacts = True
                 return None
@@ -152,21 +144,15 @@ class ReadInput:
         told = {key: value for key, value in given.items() if key not in _SILENT and value}
         if name.endswith("_output") and isinstance(call_id, str):
             output = self._output(given.get("output", told), f"{where}.output")
-            return items.FunctionCallOutputItem(
-                id=_new_id("fco"), status="completed", call_id=call_id, output=output
-            )
+            return items.FunctionCallOutputItem(output=output, **_call("fco", None, call_id))
         if not name.endswith("_call"):
             self._foreign += 1
             self.left_out.append(f"{where}.{name}")
             return None
         if isinstance(given.get("call_id"), str):
-            return items.FunctionCallItem(
-                id=_new_id("fc"),
-                status="completed",
-                call_id=given["call_id"],
-                name=name.removesuffix("_call"),
-                arguments=_json(told),
-            )
+            head = _call("fc", None, None) | {"call_id": given["call_id"]}
+            own = name.removesuffix("_call")
+            return items.FunctionCallItem(name=own, arguments=_json(told), **head)
         self._foreign += 1
         told.pop("result", None)  # an image
         text = f"[{name}: {_json(told)}]" if told else f"[{name}]"
@@ -222,12 +208,18 @@ def read_history(stored: Sequence[StoredItem], limit: int) -> list[items.Item]:
     return [decode_item(item.json) for item in stored]
 
 
+def _call(
+    prefix: str, id: str | None, call_id: str | None, namespace: str | None = None
+) -> dict[str, Any]:
+    """What all calls have; without an id of its own a call gets one, which also names the call."""
+    id = id or _new_id(prefix)
+    space = {} if namespace is None else {"namespace": namespace}
+    return {"id": id, "status": "completed", "call_id": call_id or id, **space}
+
+
 def _message_item(role: Any, text: str, id: str | None) -> items.MessageItem:
-    part = (
-        items.OutputText(text=text, annotations=[])
-        if role == "assistant"
-        else items.InputText(text)
-    )
+    is_output = role == "assistant"
+    part = items.OutputText(text=text, annotations=[]) if is_output else items.InputText(text)
     return items.MessageItem(id=id or _new_id("msg"), status="completed", role=role, content=[part])
 
 

@@ -65,73 +65,56 @@ class ReasoningItem(Answer, kw_only=True, tag_field="type", tag="reasoning"):
     encrypted_content: str | UnsetType = UNSET
 
 
-class FunctionCallItem(Answer, kw_only=True, tag_field="type", tag="function_call"):
-    """A call that the model asks for; ``arguments`` is JSON in a string."""
-
+class _CallPart(Answer, kw_only=True, tag_field="type"):
     id: str
     status: ItemStatus
     call_id: str
+
+
+class FunctionCallItem(_CallPart, kw_only=True, tag="function_call"):
+    """A call that the model asks for; ``arguments`` is JSON in a string."""
+
     name: str
     arguments: str
     namespace: str | UnsetType = UNSET
 
 
-class FunctionCallOutputItem(Answer, kw_only=True, tag_field="type", tag="function_call_output"):
+class FunctionCallOutputItem(_CallPart, kw_only=True, tag="function_call_output"):
     """The result of a call."""
 
-    id: str
-    status: ItemStatus
-    call_id: str
     output: str
 
 
-class CustomToolCallItem(Answer, kw_only=True, tag_field="type", tag="custom_tool_call"):
+class CustomToolCallItem(_CallPart, kw_only=True, tag="custom_tool_call"):
     """A call of a tool that takes text."""
 
-    id: str
-    status: ItemStatus
-    call_id: str
     name: str
     input: str
     namespace: str | UnsetType = UNSET
 
 
-class CustomToolCallOutputItem(
-    Answer, kw_only=True, tag_field="type", tag="custom_tool_call_output"
-):
+class CustomToolCallOutputItem(_CallPart, kw_only=True, tag="custom_tool_call_output"):
     """The result of a tool that takes text."""
 
-    id: str
-    status: ItemStatus
-    call_id: str
     output: str
 
 
-class LocalShellCallItem(Answer, kw_only=True, tag_field="type", tag="local_shell_call"):
+class LocalShellCallItem(_CallPart, kw_only=True, tag="local_shell_call"):
     """A command that the client is to run."""
 
-    id: str
-    status: ItemStatus
-    call_id: str
     action: dict[str, Any]
 
 
-class ToolSearchCallItem(Answer, kw_only=True, tag_field="type", tag="tool_search_call"):
+class ToolSearchCallItem(_CallPart, kw_only=True, tag="tool_search_call"):
     """A search for tools that the client is to do."""
 
-    id: str
-    status: ItemStatus
-    call_id: str
     execution: Literal["client"]
     arguments: Any
 
 
-class ToolSearchOutputItem(Answer, kw_only=True, tag_field="type", tag="tool_search_output"):
+class ToolSearchOutputItem(_CallPart, kw_only=True, tag="tool_search_output"):
     """The tools that a search found: they may be called from then on."""
 
-    id: str
-    status: ItemStatus
-    call_id: str
     execution: Literal["client"]
     tools: list[dict[str, Any]]
 
@@ -163,7 +146,6 @@ Item: TypeAlias = (
     | ToolSearchOutputItem
     | AdditionalToolsItem
 )
-
 
 #: Begins what this server has written; what another one has encrypted cannot be read.
 _OURS: Final = "asyncllm1."

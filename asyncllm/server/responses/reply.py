@@ -13,7 +13,7 @@ from asyncllm.server.openai.logprobs import ContentLogprobs, token_logprobs
 from asyncllm.server.responses import item_schemas as items
 from asyncllm.server.responses import schemas
 from asyncllm.server.responses.item_schemas import seal
-from asyncllm.server.responses.items import EventWriter, OpenItem, item_id, open_item
+from asyncllm.server.responses.output import EventWriter, OpenItem, item_id, open_item
 from asyncllm.server.responses.tools import Offers
 from asyncllm.server.streaming.frames import EVENT_STREAM, named_event
 from asyncllm.text.parsing import Content, Event, Reasoning, ToolArguments

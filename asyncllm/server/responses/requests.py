@@ -20,30 +20,37 @@ class InputPart(msgspec.Struct):
     refusal: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class InputMessage(msgspec.Struct):
+class _InputItem(msgspec.Struct, kw_only=True):
+    id: str | None = None
+
+
+class _WithStatus(_InputItem, kw_only=True):
+    status: str | None = None
+
+
+class _CallPart(_WithStatus, kw_only=True):
+    call_id: str | None = None
+    namespace: str | None = None
+
+
+class InputMessage(_WithStatus, kw_only=True):
     """May have no ``type``, and may have been an output."""
 
     role: Literal["user", "system", "developer", "assistant"]
     content: str | list[InputPart] | None
     type: Literal["message"] = "message"
-    id: str | None = None
-    status: str | None = None
     phase: str | None = None
 
 
-class InputCall(msgspec.Struct):
+class InputCall(_CallPart, kw_only=True):
     """A call that the model has made; ``arguments`` is JSON in a string, or what it wrote."""
 
     type: Literal["function_call"]
     name: str | None
-    call_id: str | None = None
     arguments: Any = ""
-    namespace: str | None = None
-    id: str | None = None
-    status: str | None = None
 
 
-class InputCallOutput(msgspec.Struct):
+class InputCallOutput(_CallPart, kw_only=True):
     """What a function returned: text, or a list of parts.
 
     Without ``call_id``, the client says something that no model has asked for, by ``name``; without
@@ -51,73 +58,56 @@ class InputCallOutput(msgspec.Struct):
     """
 
     type: Literal["function_call_output"]
-    call_id: str | None = None
     output: Any = ""
     name: str | None = None
-    namespace: str | None = None
-    id: str | None = None
-    status: str | None = None
 
 
-class InputCustomCall(msgspec.Struct):
+class InputCustomCall(_CallPart, kw_only=True):
     """A call of a tool that takes text; ``input`` may be any JSON."""
 
     type: Literal["custom_tool_call"]
     name: str
-    call_id: str | None = None
     input: Any = ""
-    namespace: str | None = None
-    id: str | None = None
-    status: str | None = None
 
 
-class InputCustomCallOutput(msgspec.Struct):
+class InputCustomCallOutput(_CallPart, kw_only=True):
     """What a tool returned that takes text; see ``InputCallOutput``."""
 
     type: Literal["custom_tool_call_output"]
-    call_id: str | None = None
     output: Any = ""
     name: str | None = None
-    namespace: str | None = None
-    id: str | None = None
-    status: str | None = None
 
 
-class InputShellCall(msgspec.Struct):
+class InputShellCall(_WithStatus, kw_only=True):
     """A command that the model wants to be run."""
 
     type: Literal["local_shell_call"]
     action: dict[str, Any]
     call_id: str | None = None
-    id: str | None = None
-    status: str | None = None
 
 
-class InputSearchCall(msgspec.Struct):
+class InputSearchCall(_InputItem, kw_only=True):
     """A search for tools; without ``call_id``, another server has done it."""
 
     type: Literal["tool_search_call"]
     arguments: Any = None
     call_id: str | None = None
-    id: str | None = None
 
 
-class InputSearchOutput(msgspec.Struct):
+class InputSearchOutput(_InputItem, kw_only=True):
     """The tools that were found: they may be called from then on."""
 
     type: Literal["tool_search_output"]
     tools: list[dict[str, Any]] | None = None
     call_id: str | None = None
-    id: str | None = None
 
 
-class InputTools(msgspec.Struct):
+class InputTools(_InputItem, kw_only=True):
     """Further tools."""
 
     type: Literal["additional_tools"]
     tools: list[dict[str, Any]]
     role: str = "developer"
-    id: str | None = None
 
 
 class ReasoningPart(msgspec.Struct):
@@ -127,30 +117,26 @@ class ReasoningPart(msgspec.Struct):
     type: str | None = None
 
 
-class InputReasoning(msgspec.Struct):
+class InputReasoning(_WithStatus, kw_only=True):
     """The model's reasoning; without ``content``, what this server encoded or the summary is it."""
 
     type: Literal["reasoning"]
     summary: list[ReasoningPart] | None = None
     content: list[ReasoningPart] | None = None
     encrypted_content: str | None = None
-    id: str | None = None
-    status: str | None = None
 
 
-class InputCompaction(msgspec.Struct):
+class InputCompaction(_InputItem, kw_only=True):
     """A summary that this server has made; those of others are left out."""
 
     type: Literal["compaction", "compaction_summary"]
     encrypted_content: str | None = None
-    id: str | None = None
 
 
-class CompactionTrigger(msgspec.Struct):
+class CompactionTrigger(_InputItem, kw_only=True):
     """The answer is to be a compaction of what comes before."""
 
     type: Literal["compaction_trigger"]
-    id: str | None = None
 
 
 class InputReference(msgspec.Struct):
@@ -160,24 +146,8 @@ class InputReference(msgspec.Struct):
     type: Literal["item_reference"] | None = None
 
 
-InputItem = (
-    InputMessage
-    | InputCall
-    | InputCallOutput
-    | InputCustomCall
-    | InputCustomCallOutput
-    | InputShellCall
-    | InputSearchCall
-    | InputSearchOutput
-    | InputTools
-    | InputReasoning
-    | InputCompaction
-    | CompactionTrigger
-    | InputReference
-)
-
 #: The kinds of items by their ``type``; others are told to the model as text, or left out.
-ITEM_KINDS: Final[dict[str, type[InputItem]]] = {
+ITEM_KINDS: Final[dict[str, type[msgspec.Struct]]] = {
     "message": InputMessage,
     "function_call": InputCall,
     "function_call_output": InputCallOutput,
@@ -223,6 +193,9 @@ class NamespaceTool(msgspec.Struct):
     description: str | None = None
 
 
+TOOL_KINDS: Final[tuple[type[msgspec.Struct], ...]] = (FunctionTool, CustomTool, NamespaceTool)
+
+
 class TextFormat(msgspec.Struct, omit_defaults=True):
     """The form of the text; ``schema`` and ``name`` belong to ``json_schema``."""
 
@@ -255,16 +228,11 @@ class ResponseStreamOptions(msgspec.Struct):
 
 
 #: Schemas to which ``AnyItem`` and ``AnyResponseTool`` refer.
-REFERRED_ITEMS: Final = (
-    *dict.fromkeys(ITEM_KINDS.values()),
-    FunctionTool,
-    CustomTool,
-    NamespaceTool,
-)
+REFERRED_ITEMS: Final = (*ITEM_KINDS.values(), *TOOL_KINDS)
 
 
 AnyItem = Annotated[dict[str, Any], any_of(*ITEM_KINDS.values())]
-AnyResponseTool = Annotated[dict[str, Any], any_of(FunctionTool, CustomTool, NamespaceTool)]
+AnyResponseTool = Annotated[dict[str, Any], any_of(*TOOL_KINDS)]
 
 
 class ResponsesRequest(GeneratingFields, kw_only=True):

@@ -1,8 +1,8 @@
-"""The handlers of /v1/responses for responses that are there already."""
+"""The routes of OpenAI's Responses, and the handlers of those for responses that are there."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from aiohttp import web
 
@@ -12,15 +12,23 @@ from asyncllm.server.http.answer import json_body, json_response
 from asyncllm.server.http.route import GENERATES, Route
 from asyncllm.server.limits.api_keys import tenant_of
 from asyncllm.server.responses import create, schemas
-from asyncllm.server.responses.background import BackgroundRun, BackgroundRuns
+from asyncllm.server.responses.background import BackgroundRuns
 from asyncllm.server.responses.create import RUNS, STORE
 from asyncllm.server.responses.input import decode_item
 from asyncllm.server.responses.requests import REFERRED_ITEMS, CompactRequest, ResponsesRequest
-from asyncllm.server.responses.schemas import DeletedResponse, ResponseItems
 from asyncllm.server.responses.store import ResponseStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
+
+    from asyncllm.server.responses.background import BackgroundRun
+    from asyncllm.server.responses.store import StoredResponse
+
+# What a query may say: choices, whose first is the default, and schemas of numbers.
+_STREAM: Final = ("false", "true")
+_AFTER: Final = {"type": "integer", "minimum": -1, "maximum": 2**31}
+_ORDER: Final = ("desc", "asc")
+_LIMIT: Final = {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}
 
 
 def add_responses(app: web.Application) -> None:
@@ -37,21 +45,13 @@ def add_responses(app: web.Application) -> None:
 
 async def retrieve_response(request: web.Request) -> web.StreamResponse:
     """The response as it stands, or its events, including those still to come."""
-    tenant, id = _address(request)
-    stream = _choice(request, "stream", ("false", "true")) == "true"
-    run = request.app[RUNS].find(tenant, id)
-    stored = None if run is not None else request.app[STORE].get(tenant, id)
-    if run is None and stored is None:
-        raise _not_found(id)
-    if stream:
-        log = (run or stored).log  # type: ignore[union-attr]
-        if log is None:
-            raise BadRequest("only what was streamed in the background can be", param="stream")
-        return await log.send(request, _number(request, "starting_after", -1, -1, 2**31))
-    if run is not None:
-        return json_response(run.reply.response)
-    assert stored is not None
-    return json_body(stored.body)
+    stream = _choice(request, "stream", _STREAM) == "true"
+    found = _find(request)
+    if not stream:
+        return json_body(found.body)
+    if found.log is None:
+        raise BadRequest("only what was streamed in the background can be", param="stream")
+    return await found.log.send(request, _number(request, "starting_after", _AFTER))
 
 
 async def delete_response(request: web.Request) -> web.Response:
@@ -61,29 +61,23 @@ async def delete_response(request: web.Request) -> web.Response:
         run.abort()
     if request.app[STORE].remove(tenant, id) is None:
         raise _not_found(id)
-    return json_response(DeletedResponse(id=id, deleted=True))
+    return json_response(schemas.DeletedResponse(id=id, deleted=True))
 
 
 async def cancel_response(request: web.Request) -> web.Response:
     """End a background response; one that has ended does not change."""
-    tenant, id = _address(request)
-    run: BackgroundRun | None = request.app[RUNS].find(tenant, id)
-    if run is not None:
-        run.abort()
-        return json_response(run.reply.response)
-    stored = request.app[STORE].get(tenant, id)
-    if stored is None:
-        raise _not_found(id)
-    if not stored.background:
+    found = _find(request)
+    if not found.background:
         raise BadRequest("only a response with background=true can be cancelled", param="id")
-    return json_body(stored.body)
+    found.abort()
+    return json_body(found.body)
 
 
 async def list_input_items(request: web.Request) -> web.Response:
     """The items that a response continues, and its own input."""
     tenant, id = _address(request)
-    order = _choice(request, "order", ("desc", "asc"))
-    limit = _number(request, "limit", 20, 1, 100)
+    order = _choice(request, "order", _ORDER)
+    limit = _number(request, "limit", _LIMIT)
     store = request.app[STORE]
     stored = store.get(tenant, id)
     if stored is None:
@@ -98,7 +92,7 @@ async def list_input_items(request: web.Request) -> web.Response:
         items = items[place:]
     page = items[:limit]
     return json_response(
-        ResponseItems(
+        schemas.ResponseItems(
             data=[decode_item(item.json) for item in page],
             first_id=page[0].id if page else "",
             last_id=page[-1].id if page else "",
@@ -112,6 +106,18 @@ def _address(request: web.Request) -> tuple[str, str]:
     return tenant_of(request), request.match_info["id"]
 
 
+def _find(request: web.Request) -> BackgroundRun | StoredResponse:
+    """
+    Raises:
+        NotFound: the response is neither in progress nor kept.
+    """
+    tenant, id = _address(request)
+    found = request.app[RUNS].find(tenant, id) or request.app[STORE].get(tenant, id)
+    if found is None:
+        raise _not_found(id)
+    return found
+
+
 def _not_found(id: str) -> NotFound:
     return NotFound(f"Response with id {id!r} not found", param="id")
 
@@ -123,10 +129,11 @@ def _choice(request: web.Request, name: str, values: tuple[str, ...]) -> str:
     return given
 
 
-def _number(request: web.Request, name: str, default: int, least: int, most: int) -> int:
+def _number(request: web.Request, name: str, schema: Mapping[str, Any]) -> int:
+    least, most = schema["minimum"], schema["maximum"]
     given = request.query.get(name)
     if given is None:
-        return default
+        return cast(int, schema.get("default", least))
     try:
         number = int(given)
     except ValueError:
@@ -170,10 +177,7 @@ ROUTES: Final = (
         answers=(schemas.Response,),
         event=schemas.ResponseEvent,
         named_events=True,
-        query={
-            "stream": ("false", "true"),
-            "starting_after": {"type": "integer", "minimum": -1, "maximum": 2**31},
-        },
+        query={"stream": _STREAM, "starting_after": _AFTER},
         refusals=(400, 404),
     ),
     Route(
@@ -201,11 +205,7 @@ ROUTES: Final = (
         handler=list_input_items,
         summary="What a response was made of",
         answers=(schemas.ResponseItems,),
-        query={
-            "order": ("desc", "asc"),
-            "limit": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20},
-            "after": {"type": "string"},
-        },
+        query={"order": _ORDER, "limit": _LIMIT, "after": {"type": "string"}},
         refusals=(400, 404),
     ),
 )

@@ -125,6 +125,9 @@ class StoredResponse(NamedTuple):
     background: bool
     log: EventLog | None
 
+    def abort(self) -> None:
+        """It has ended already; see ``BackgroundRun``."""
+
     @property
     def size(self) -> int:
         """Bytes once the log is complete: its last event contains the body."""
