@@ -13,21 +13,17 @@ from asyncllm.server.anthropic import routes as anthropic_routes
 from asyncllm.server.anthropic.reply import anthropic_error_response
 from asyncllm.server.arrivals.names import NUMBERS, Numbers
 from asyncllm.server.http.browsers import add_cors, answer_preflights
-from asyncllm.server.http.cuts import CUTS, Cuts
-from asyncllm.server.http.errors import REFUSALS, Refusals
 from asyncllm.server.http.middleware import (
-    CROWD,
     ERROR_ROOTS,
     KNOWN_ROUTE,
     PATHS,
-    UNANSWERED,
-    Unanswered,
     answer_errors,
     require_key,
     set_headers,
 )
 from asyncllm.server.http.route import BY_HANDLER
-from asyncllm.server.http.waits import ACCEPT_WAITS, Waits
+from asyncllm.server.http.slow_clients import SlowClients
+from asyncllm.server.http.traffic import TRAFFIC, Traffic
 from asyncllm.server.limits.accounts import add_headers
 from asyncllm.server.metrics.scrape import add_metrics, metrics
 from asyncllm.server.native import routes as native_routes
@@ -43,7 +39,6 @@ from asyncllm.server.responses import routes as responses_routes
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.streaming.write_times import WRITE_TIMES, WriteTimes
 from asyncllm.server.watchdog import add_watchdog
-from asyncllm.supervise.crowd import Crowd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,12 +109,8 @@ def create_app(
     app[SERVICE] = service
     if spans is not None:
         app.on_cleanup.append(lambda _: spans.aclose())
-    app[ACCEPT_WAITS] = Waits()
-    app[CROWD] = Crowd()
+    app[TRAFFIC] = Traffic(slow_clients=SlowClients(config.max_unsent_bytes))
     app[NUMBERS] = Numbers()
-    app[CUTS] = Cuts(config.max_unsent_bytes)
-    app[REFUSALS] = Refusals()
-    app[UNANSWERED] = Unanswered()
     app[WRITE_TIMES] = WriteTimes()
     app.on_response_prepare.append(set_headers)
     if config.cors_origin:

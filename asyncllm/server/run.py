@@ -16,8 +16,8 @@ from asyncllm.server.arrivals.ways import arrivals_of
 from asyncllm.server.garbage import collect_when_quiet
 from asyncllm.server.http.answer import encode
 from asyncllm.server.http.browsers import guard
-from asyncllm.server.http.cuts import CUTS
 from asyncllm.server.http.listener import Listener
+from asyncllm.server.http.traffic import TRAFFIC
 from asyncllm.server.native.health import health_of
 from asyncllm.server.reload import RELOADER, InForce, reload_when_told
 from asyncllm.server.service import SERVICE, Service
@@ -176,7 +176,9 @@ async def _serve_until(
     def num_requests() -> int:  # one of HTTP may be thousands of the engine's
         return max(len(service.live), llm.stats.running + llm.stats.waiting)
 
-    collecting = asyncio.ensure_future(collect_when_quiet(num_requests, app[CUTS].take_freed))
+    collecting = asyncio.ensure_future(
+        collect_when_quiet(num_requests, app[TRAFFIC].slow_clients.take_freed)
+    )
     await _first_of(stopped, shutdown.stop)
     reporting.cancel()
     collecting.cancel()

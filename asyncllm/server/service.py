@@ -23,8 +23,8 @@ from asyncllm.server.http.parse import (
     refuse_unsupported,
     unknown_fields,
 )
+from asyncllm.server.http.traffic import Waits
 from asyncllm.server.http.turnstile import Turnstile
-from asyncllm.server.http.waits import Waits
 from asyncllm.server.limits.accounts import ACCOUNT, Accounts, Rates, Work
 from asyncllm.server.limits.api_keys import ApiKeys, configured_keys, tenant_of
 from asyncllm.server.observe.access_log import current_entry

@@ -19,7 +19,7 @@ from aiohttp.http_parser import HttpRequestParser
 from asyncllm.errors import EngineDead
 from asyncllm.server.arrivals.names import NUMBERS, Numbers
 from asyncllm.server.http.connection import KIND, Connection
-from asyncllm.server.http.hand_over import HAND_OVER
+from asyncllm.server.http.middleware import HAND_OVER
 from asyncllm.supervise.front_channel import (
     BEGUN,
     CLOSED,
@@ -34,7 +34,6 @@ from asyncllm.supervise.front_channel import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncllm.server.http.connection import Watchers
     from asyncllm.server.http.listener import Listener
     from asyncllm.supervise.front_channel import FrontChannel
 
@@ -161,8 +160,8 @@ class RoutedConnection(Connection):
 
     __slots__ = ("routed",)
 
-    def __init__(self, manager: web.Server, watchers: Watchers, **options: Any):
-        super().__init__(manager, watchers, **options)
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
         self.routed: Routed | None = None
 
     def data_received(self, data: bytes) -> None:

@@ -6,10 +6,10 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from asyncllm.server.arrivals.hand_over import add_hand_over, is_second
 from asyncllm.server.arrivals.names import NUMBERS, Numbers
 from asyncllm.server.arrivals.others import consult
 from asyncllm.server.arrivals.routed import add_routing, adopt
-from asyncllm.server.http.hand_over import add_hand_over, is_second
 from asyncllm.supervise.front_channel import FrontChannel
 from asyncllm.supervise.listening import listen, url_of
 from asyncllm.supervise.standard_files import announce

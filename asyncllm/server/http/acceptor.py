@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Coroutine, Sequence
 
-    from asyncllm.server.http.waits import Waits
+    from asyncllm.server.http.traffic import Waits
     from asyncllm.supervise.crowd import Crowd, Use
     from asyncllm.supervise.tls import Tls
 

@@ -24,7 +24,7 @@ WAIT_SECONDS: Final = 30.0
 _ENCODINGS: Final = frozenset(("", "identity", "gzip", "deflate", "br", "zstd"))
 
 
-class CutShort(web.RequestPayloadError):
+class IncompleteBody(web.RequestPayloadError):
     """The client has closed its side before the end of the body."""
 
 
@@ -74,7 +74,7 @@ class Bodies:
                 else:
                     body = await _receive(request, limit, seconds)
             except web.RequestPayloadError as error:
-                if isinstance(error, CutShort) and request.transport is not None:
+                if isinstance(error, IncompleteBody) and request.transport is not None:
                     request.transport.abort()  # there is nobody to answer
                 raise BadRequest(f"the body cannot be read: {error}") from error
             if len(body) > limit:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong, PayloadEncodingError
 from aiohttp.streams import EMPTY_PAYLOAD
 
-from asyncllm.server.http.bodies import CutShort
-from asyncllm.server.http.cuts import CUTS, MERGE_BYTES, CutIfSlow, Cuts, unread
-from asyncllm.server.http.errors import REFUSALS, HttpError, Refusals, error_response
+from asyncllm.server.http.bodies import IncompleteBody
+from asyncllm.server.http.errors import HttpError, error_response
 from asyncllm.server.http.half_close import PROBE, HalfClosed
-from asyncllm.server.http.hand_over import HAND_OVER, HandOver, Received
-from asyncllm.server.http.middleware import CROWD, SERVER, from_http, new_request_id
-from asyncllm.supervise.crowd import Crowd, Use
+from asyncllm.server.http.middleware import SERVER, from_http, new_request_id, request_id
+from asyncllm.server.http.slow_clients import MERGE_BYTES, SlowAnswer, unread
+from asyncllm.server.http.traffic import TRAFFIC, Traffic
+from asyncllm.supervise.crowd import Use
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from aiohttp import StreamReader
 
@@ -33,20 +34,6 @@ MAX_HEADERS: Final = 100
 LINGER_SECONDS: Final = 2.0
 
 
-class Watchers(NamedTuple):
-    """What an application knows of all its connections."""
-
-    crowd: Crowd
-    cuts: Cuts
-    refusals: Refusals
-
-    @classmethod
-    def of(cls, app: web.Application) -> Self:
-        """A host application has none."""
-        crowd, cuts, refusals = app.get(CROWD), app.get(CUTS), app.get(REFUSALS)
-        return cls(crowd or Crowd(), cuts or Cuts(), refusals or Refusals())
-
-
 class Connection(web.RequestHandler):
     """One client's connection. It answers malformed requests itself.
 
@@ -56,21 +43,23 @@ class Connection(web.RequestHandler):
         half_closed: watches the client once it has closed its side.
     """
 
-    __slots__ = ("_last_body", "_num_answered", "_watchers", "first", "half_closed", "use")
+    __slots__ = ("_last_body", "_num_answered", "_traffic", "first", "half_closed", "use")
 
-    def __init__(self, manager: web.Server, watchers: Watchers, **options: Any):
+    def __init__(
+        self, manager: web.Server, traffic: Traffic, use: Use = Use.FREELY, **options: Any
+    ):
         super().__init__(manager, **options)
-        self._watchers = watchers
+        self._traffic = traffic
         self._num_answered = 0
         self._last_body: StreamReader = EMPTY_PAYLOAD
         self.first: Sequence[bytes] = ()
-        self.use = Use.FREELY
+        self.use = use
         self.half_closed: HalfClosed | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._watchers.crowd.num_open += 1
-        self._watchers.crowd.rests(self)
+        self._traffic.crowd.num_open += 1
+        self._traffic.crowd.rests(self)
         for piece in self.first:  # before the transport reads on
             if piece:
                 self.data_received(piece)
@@ -81,7 +70,7 @@ class Connection(web.RequestHandler):
         if self._messages:  # a request leaves them one turn before it is handled
             self._last_body = self._messages[-1][1]
         if self._is_answering():
-            self._watchers.crowd.works(self)
+            self._traffic.crowd.works(self)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio has it return a bool
         """The client has closed its side; True keeps the connection, for the pending answer."""
@@ -96,7 +85,7 @@ class Connection(web.RequestHandler):
         except PayloadEncodingError:
             # In the middle of a body. Whoever reads it ends the connection; a request that is
             # refused without its body gets its answer.
-            end = CutShort("the client has closed its side in the middle of it")
+            end = IncompleteBody("the client has closed its side in the middle of it")
             self._last_body.set_exception(end)
         except HttpProcessingError:
             pass  # the answer to it is on its way
@@ -106,8 +95,8 @@ class Connection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         if self.half_closed is not None:
             self.half_closed.stop()
-        self._watchers.crowd.num_open -= 1
-        self._watchers.crowd.works(self)
+        self._traffic.crowd.num_open -= 1
+        self._traffic.crowd.works(self)
         super().connection_lost(exc)
 
     def leave(self) -> bool:
@@ -153,13 +142,13 @@ class Connection(web.RequestHandler):
         error: Exception
         if isinstance(exc, UnicodeEncodeError):  # aiohttp repeats what the client has sent
             error = HttpError("a header of the request is not text", 400)
-            self._watchers.refusals.count(error)
+            self._traffic.refusals.count(error)
         elif status >= 500:
             log.error("a request failed outside its handler", exc_info=exc)
             error = HttpError("internal server error", status)
         else:
             error = _not_http(exc, status)
-            self._watchers.refusals.count(error)
+            self._traffic.refusals.count(error)
         return _unhandled(error_response(error))
 
     async def finish_response(
@@ -168,13 +157,13 @@ class Connection(web.RequestHandler):
         """aiohttp calls this with every answer, also with those that no middleware saw."""
         if isinstance(resp, web.HTTPException) and resp.status >= 400:
             resp = _unhandled(from_http(request, resp))
-        ends = self.use is not Use.FREELY or self._watchers.crowd.is_leaving
+        ends = self.use is not Use.FREELY or self._traffic.crowd.is_leaving
         if ends or (self.half_closed is not None and not self._messages):
             resp.force_close()  # there is no next request
         # Streams watch their clients themselves; other answers only have to be written.
         watch = None
         if (length := resp.content_length or 0) > MERGE_BYTES and request.transport is not None:
-            watch = CutIfSlow(request, length, self._watchers.cuts)
+            watch = SlowAnswer(request, request_id.get("-"), length, self._traffic.slow_clients)
         try:
             finished = await super().finish_response(request, resp, start_time)
         finally:
@@ -182,44 +171,9 @@ class Connection(web.RequestHandler):
                 watch.stop()
         self._num_answered += 1
         if self.transport is not None and not self._is_answering():
-            self._watchers.crowd.rests(self)
+            self._traffic.crowd.rests(self)
         if self.half_closed is not None and not self._messages:
             self.close()  # the client may have closed its side while the answer was written
-        return finished
-
-
-class KeptConnection(Connection):
-    """Keeps the bytes of a request until its answer begins."""
-
-    __slots__ = ("_hand_over", "received")
-
-    def __init__(
-        self, manager: web.Server, watchers: Watchers, hand_over: HandOver, **options: Any
-    ):
-        super().__init__(manager, watchers, **options)
-        self._hand_over = hand_over
-        self.received = Received(hand_over.room)
-
-    def data_received(self, data: bytes) -> None:
-        self.received.add(data)
-        super().data_received(data)
-
-    def close_idle(self, transport: asyncio.Transport) -> None:
-        if self.received.is_empty:
-            self._hand_over.pass_idle(transport)
-        super().close_idle(transport)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self.received.drop()
-        super().connection_lost(exc)
-
-    async def finish_response(
-        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
-    ) -> tuple[web.StreamResponse, bool]:
-        finished = await super().finish_response(request, resp, start_time)
-        if self.transport is not None:
-            self.received.clear()
-            self.received.is_second = False
         return finished
 
 
@@ -243,8 +197,8 @@ def _not_http(error: BaseException | None, status: int) -> HttpError:
     return HttpError("not a valid HTTP request" + (f": {what}" if what else ""), status)
 
 
-#: What connections are, if not simply ``Connection``.
-KIND: Final[web.AppKey[type[Connection]]] = web.AppKey("asyncllm_connection_kind", type)
+#: Makes connections that are not simply ``Connection``.
+KIND: Final = web.AppKey[Callable[..., Connection]]("asyncllm_connection_kind")
 
 
 def connector(
@@ -258,20 +212,10 @@ def connector(
     Returns:
         A function that may be given the ``Use`` of the connection.
     """
-    hand_over = app.get(HAND_OVER)
-    kind: Callable[..., Connection] = app.get(KIND, Connection)
-    if isinstance(hand_over, HandOver):
-        kind = partial(KeptConnection, hand_over=hand_over)
-
-    def connect(use: Use = Use.FREELY) -> Connection:
-        connection = make()
-        connection.use = use
-        return connection
-
-    make = partial(
-        kind,
+    return partial(
+        app.get(KIND, Connection),
         server,
-        Watchers.of(app),
+        app.get(TRAFFIC) or Traffic(),
         loop=asyncio.get_running_loop(),
         access_log=None,  # as AppRunner passes it
         keepalive_timeout=request_seconds,
@@ -280,4 +224,3 @@ def connector(
         max_field_size=MAX_LINE_BYTES,
         max_headers=MAX_HEADERS,
     )
-    return connect

@@ -134,6 +134,3 @@ class Refusals:
             cause = _CAUSE_BY_STATUS.get(status, _OTHER_CAUSE)
         if cause is not None:
             self.counts[cause if cause in self.counts else _OTHER_CAUSE] += 1
-
-
-REFUSALS: Final = web.AppKey("asyncllm_refusals", Refusals)

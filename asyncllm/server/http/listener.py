@@ -10,15 +10,14 @@ from aiohttp import web
 from asyncllm.errors import NotReady
 from asyncllm.server.http.acceptor import Acceptor
 from asyncllm.server.http.connection import Connection, connector
-from asyncllm.server.http.middleware import CROWD, UNANSWERED
-from asyncllm.server.http.waits import ACCEPT_WAITS, Waits
-from asyncllm.supervise.crowd import Crowd, Use
+from asyncllm.server.http.traffic import TRAFFIC, Traffic
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
     from asyncllm.errors import AsyncLLMError
+    from asyncllm.supervise.crowd import Use
     from asyncllm.supervise.tls import Tls
 
 #: While the port closes, connections are looked at so often.
@@ -48,7 +47,7 @@ class Listener:
         self._close_seconds = close_seconds
         self._app = app
         self._request_seconds = request_seconds
-        self._waits = app.get(ACCEPT_WAITS) or Waits()
+        self._traffic = app.get(TRAFFIC) or Traffic()
         self._acceptor: Acceptor | None = None
 
     async def start(self, sockets: Sequence[socket.socket], tls: Tls | None = None) -> None:
@@ -56,8 +55,8 @@ class Listener:
         await self._runner.setup()
         assert self._runner.server is not None
         self._connect = connector(self._runner.server, self._app, self._request_seconds)
-        crowd = self._app.get(CROWD) or Crowd()
-        self._acceptor = Acceptor(sockets, self._connect, crowd, self._waits, tls)
+        crowd, waits = self._traffic.crowd, self._traffic.accept_waits
+        self._acceptor = Acceptor(sockets, self._connect, crowd, waits, tls)
 
     def adopt(
         self,
@@ -92,8 +91,7 @@ class Listener:
 
     def leave(self) -> None:
         """Connections end with their next answers: the port closes soon."""
-        if (crowd := self._app.get(CROWD)) is not None:
-            crowd.is_leaving = True
+        self._traffic.crowd.is_leaving = True
 
     async def aclose(self, error: AsyncLLMError | None = None) -> None:
         """Accept no more connections, and close the others.
@@ -105,9 +103,8 @@ class Listener:
             await self._acceptor.aclose()
             self.leave()
             await self._until_closed()
-            if (unanswered := self._app.get(UNANSWERED)) is not None:
-                unanswered.end(error or NotReady("the server is shutting down"))
-                await self._until_closed()
+            self._traffic.unanswered.end(error or NotReady("the server is shutting down"))
+            await self._until_closed()
         await self._runner.cleanup()
 
     async def _until_closed(self) -> None:

@@ -8,26 +8,23 @@ import re
 import time
 import uuid
 from collections.abc import Collection
-from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 from asyncllm.engine.requests.reservations import Reservation
 from asyncllm.errors import AsyncLLMError, EngineDead, NotReady
-from asyncllm.server.http.errors import REFUSALS, ErrorWriter, HttpError, error_response
+from asyncllm.server.http.errors import ErrorWriter, HttpError, error_response
 from asyncllm.server.http.half_close import PROBE
-from asyncllm.server.http.hand_over import HAND_OVER
 from asyncllm.server.http.route import BY_HANDLER
+from asyncllm.server.http.traffic import TRAFFIC
 from asyncllm.server.limits.api_keys import tenant_of
-from asyncllm.supervise.crowd import PROBES, Crowd, Use
+from asyncllm.supervise.crowd import PROBES, Use
 from asyncllm.system.suggest import suggest_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from aiohttp.typedefs import Middleware
 
     from asyncllm.server.limits.api_keys import ApiKeys
@@ -55,13 +52,20 @@ PATHS: Final = web.AppKey("asyncllm_paths", Collection[str])
 #: A route, and its path in our own application: a host's may have a prefix before it.
 KNOWN_ROUTE: Final = web.AppKey("asyncllm_known_route", tuple[web.AbstractRoute, str])
 
-#: The connections of the port, if the application has one of its own.
-CROWD: Final = web.AppKey("asyncllm_crowd", Crowd)
-
 #: The Server header; aiohttp would send its version, and Python's.
 SERVER: Final = "asyncllm"
 
 _ACCEPTED_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class PassesOn(Protocol):
+    """What a request that the engine took with it can be given to."""
+
+    def pass_on(self, request: web.Request) -> bool:
+        """Give a request's connection away; False if it must be answered here."""
+
+
+HAND_OVER: Final = web.AppKey("asyncllm_hand_over", PassesOn)
 
 
 async def set_headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -85,21 +89,22 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     write = _error_writer(request)
     given = request.headers.get("X-Request-Id", "")
     request_id.set(given if _ACCEPTED_ID.fullmatch(given) else new_request_id())
-    unanswered = request.app[UNANSWERED]
+    traffic = request.app[TRAFFIC]
     try:
-        with unanswered.until_answered():
+        with traffic.unanswered.until_answered():
             _refuse_in_crowd(request)
             return await handler(request)
     except AsyncLLMError as error:
         response = _refused(request, error, write)
     except asyncio.CancelledError:
-        if unanswered.ended_by is None or request.writer.output_size > 0:
+        ended_by = traffic.unanswered.ended_by
+        if ended_by is None or request.writer.output_size > 0:
             raise
-        response = _refused(request, unanswered.ended_by, write)
+        response = _refused(request, ended_by, write)
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        request.app[REFUSALS].count(error)
+        traffic.refusals.count(error)
         response = from_http(request, error, write, request.app[PATHS])
     except ConnectionError as error:
         request[FAILURE] = _bare(error)
@@ -121,47 +126,11 @@ def _refused(request: web.Request, error: AsyncLLMError, write: ErrorWriter) -> 
     hand_over = request.app.get(HAND_OVER)
     if hand_over is not None and isinstance(error, EngineDead) and hand_over.pass_on(request):
         return web.Response()  # the next server answers; this one has no connection any more
-    request.app[REFUSALS].count(error)
+    request.app[TRAFFIC].refusals.count(error)
     response = write(error)
     if isinstance(error, EngineDead | NotReady):
         response.force_close()  # the process is about to end, and the next one answers elsewhere
     return response
-
-
-class Unanswered:
-    """Requests whose handlers run; all of them can be ended.
-
-    Attributes:
-        ended_by: what they were ended with; None until then.
-    """
-
-    def __init__(self) -> None:
-        self.ended_by: AsyncLLMError | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    @contextmanager
-    def until_answered(self) -> Iterator[None]:
-        """Around the handler of a request, in its task."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            yield
-        except asyncio.CancelledError:
-            if self.ended_by is not None:
-                task.uncancel()  # it goes on, to write an answer
-            raise
-        finally:
-            self._tasks.discard(task)
-
-    def end(self, error: AsyncLLMError) -> None:
-        """Have each of them end with this error; an answer that has begun breaks off."""
-        self.ended_by = error
-        for task in self._tasks:
-            task.cancel()
-
-
-UNANSWERED: Final = web.AppKey("asyncllm_unanswered", Unanswered)
 
 
 def _refuse_in_crowd(request: web.Request) -> None:
@@ -171,7 +140,7 @@ def _refuse_in_crowd(request: web.Request) -> None:
     """
     # A host application's connections are none of ours.
     if getattr(request.protocol, "use", None) is Use.PROBING and request.path not in PROBES:
-        raise request.app[CROWD].refusal()
+        raise request.app[TRAFFIC].crowd.refusal()
 
 
 def _bare(error: Exception) -> Exception:

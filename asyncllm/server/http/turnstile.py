@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncllm.server.http.waits import Waits
+    from asyncllm.server.http.traffic import Waits
 
 #: Starting requests may always take this long in one turn of the loop.
 LEAST_SECONDS: Final = 0.005

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 
 from asyncllm.engine.stats import Distribution, Histogram
-from asyncllm.server.http.waits import RECENT_SECONDS, Waits
+from asyncllm.server.http.traffic import RECENT_SECONDS, Waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

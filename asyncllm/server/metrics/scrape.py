@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from asyncllm.server.http.cuts import CUTS
-from asyncllm.server.http.errors import REFUSALS
-from asyncllm.server.http.middleware import CROWD
-from asyncllm.server.http.waits import ACCEPT_WAITS
+from asyncllm.server.http.traffic import TRAFFIC
 from asyncllm.server.metrics import engine, server
 from asyncllm.server.metrics.metric import CONTENT_TYPE, write
 from asyncllm.server.metrics.server import Measured
@@ -59,9 +56,7 @@ PAGE: Final = web.AppKey("asyncllm_metrics", Page)
 
 def add_metrics(app: web.Application) -> None:
     """Give the app a page of its own, so that several apps in one process do not mix."""
-    measured = Measured(
-        app[SERVICE], app[ACCEPT_WAITS], app[CROWD], app[CUTS], app[REFUSALS], app[WRITE_TIMES]
-    )
+    measured = Measured(app[SERVICE], app[TRAFFIC], app[WRITE_TIMES])
     app[PAGE] = Page(measured)
 
     async def measure(_app: web.Application) -> AsyncIterator[None]:

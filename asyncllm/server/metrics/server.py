@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from asyncllm.server.http.waits import Waits
+from asyncllm.server.http.traffic import Waits
 from asyncllm.server.metrics.metric import (
     Kind,
     Metric,
@@ -23,11 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncllm.engine.stats import EngineStats
-    from asyncllm.server.http.cuts import Cuts
-    from asyncllm.server.http.errors import Refusals
+    from asyncllm.server.http.traffic import Traffic
     from asyncllm.server.service import Service
     from asyncllm.server.streaming.write_times import WriteTimes
-    from asyncllm.supervise.crowd import Crowd
 
 #: The device's share of busy time is of the latest so many seconds, or a little more.
 BUSY_SECONDS: Final = 10.0
@@ -62,10 +60,7 @@ class Measured:
     """Everything that the server's metrics are read from."""
 
     service: Service
-    accepts: Waits
-    crowd: Crowd
-    cuts: Cuts
-    refusals: Refusals
+    traffic: Traffic
     writes: WriteTimes
     lag: Waits = field(default_factory=Waits)
     busy: BusyShare = field(default_factory=BusyShare)
@@ -93,30 +88,32 @@ METRICS: Final[tuple[Metric[Measured], ...]] = (
         "requests_refused",
         "cause",
         "Requests refused before they reached the engine, by cause.",
-        lambda m: m.refusals.counts,
+        lambda m: m.traffic.refusals.counts,
     ),
-    gauge("connections_open", "Client connections, idle or not.", lambda m: m.crowd.num_open),
+    gauge(
+        "connections_open", "Client connections, idle or not.", lambda m: m.traffic.crowd.num_open
+    ),
     gauge(
         "open_files_limit",
         "How many files the process may have open; each connection is one.",
-        lambda m: m.crowd.limit.files,
+        lambda m: m.traffic.crowd.limit.files,
     ),
     counters(
         "connections_crowded",
         "outcome",
         "Connections closed while idle, or refused, near the limit of open files.",
-        lambda m: m.crowd.counts,
+        lambda m: m.traffic.crowd.counts,
     ),
     gauge(
         "unsent_bytes",
         "Bytes of answers kept for clients that read slowly.",
-        lambda m: m.cuts.kept,
+        lambda m: m.traffic.slow_clients.kept,
     ),
     counters(
         "slow_readers_cut",
         "cause",
         "Clients cut off because they did not read.",
-        lambda m: m.cuts.counts,
+        lambda m: m.traffic.slow_clients.counts,
     ),
     gauge(
         "device_busy_share",
@@ -128,7 +125,7 @@ METRICS: Final[tuple[Metric[Measured], ...]] = (
     *waits(
         "accept_wait_seconds",
         "From a connection's first bytes until it was accepted.",
-        lambda m: m.accepts,
+        lambda m: m.traffic.accept_waits,
     ),
     *waits(
         "start_wait_seconds",

@@ -16,7 +16,7 @@ from aiohttp import web
 from asyncllm.errors import EngineDead, NotFound, NotReady
 from asyncllm.server.arrivals.names import NUMBERS, Numbers, is_number
 from asyncllm.server.http.answer import encode, json_response
-from asyncllm.server.http.waits import Waits
+from asyncllm.server.http.traffic import Waits
 from asyncllm.server.limits.api_keys import has_key, tenant_of
 from asyncllm.server.metrics import scrape
 from asyncllm.server.native.admin import trace_response

@@ -10,8 +10,9 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from asyncllm.server.http.answer import encode
-from asyncllm.server.http.cuts import CUTS, GIVE_UP_SECONDS, MERGE_BYTES
 from asyncllm.server.http.middleware import request_id
+from asyncllm.server.http.slow_clients import GIVE_UP_SECONDS, MERGE_BYTES
+from asyncllm.server.http.traffic import TRAFFIC
 from asyncllm.server.responses.item_schemas import MessageItem, OutputText
 from asyncllm.server.streaming.frames import EVENT_STREAM
 from asyncllm.server.streaming.sse import HEADERS
@@ -103,7 +104,8 @@ async def _write(request: web.Request, response: web.StreamResponse, data: bytes
                 await response.write(data[start : start + MERGE_BYTES])
         except TimeoutError:
             if request.transport is not None:
-                request.app[CUTS].cut(request.transport, "stalled", request_id.get("-"))
+                slow_clients = request.app[TRAFFIC].slow_clients
+                slow_clients.cut_off(request.transport, "stalled", request_id.get("-"))
             raise ConnectionResetError("client reads too slowly") from None
 
 

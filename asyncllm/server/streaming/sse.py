@@ -9,9 +9,10 @@ from typing import Final
 from aiohttp import HttpVersion11, web
 
 from asyncllm.server.arrivals.routed import leave_last_words
-from asyncllm.server.http.cuts import CUTS, GIVE_UP_BYTES, MERGE_BYTES, Cause, Patience
 from asyncllm.server.http.half_close import look_closer
 from asyncllm.server.http.middleware import ARRIVED, request_id
+from asyncllm.server.http.slow_clients import GIVE_UP_BYTES, MERGE_BYTES, Cause, Patience
+from asyncllm.server.http.traffic import TRAFFIC
 from asyncllm.server.streaming.delivery import (
     DELTA_BYTES,
     LARGE_ANSWER,
@@ -61,7 +62,7 @@ class EventStream(ClientDelivery):
         self.arrived = request[ARRIVED]
         self.written_at = 0.0
         self._times = request.app[WRITE_TIMES]
-        self._cuts = request.app[CUTS]
+        self._slow_clients = request.app[TRAFFIC].slow_clients
         self._reply = reply
         self._name = request_id.get("-")  # later calls come from other tasks
         self._harmless = _HARMLESS.get(reply.content_type, b"")
@@ -266,11 +267,11 @@ class EventStream(ClientDelivery):
     def _keep(self, num_bytes: int) -> None:
         if num_bytes or self._is_kept:
             self._is_kept = num_bytes > 0
-            self._cuts.keep(self, num_bytes, asyncio.get_running_loop().time())
+            self._slow_clients.keep(self, num_bytes, asyncio.get_running_loop().time())
 
     def give_up(self, cause: Cause) -> None:
         """Cut the client off."""
         self.end(ConnectionResetError("client reads too slowly"))
         self._keep(0)
         if not self._transport.is_closing():
-            self._cuts.cut(self._transport, cause, self._name)
+            self._slow_clients.cut_off(self._transport, cause, self._name)

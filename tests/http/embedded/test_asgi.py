@@ -18,7 +18,7 @@ from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import ModelError
 from asyncllm.server.embedded.asgi import AsgiApp
 from asyncllm.server.embedded.exchange import InProcess
-from asyncllm.server.http.cuts import MERGE_BYTES
+from asyncllm.server.http.slow_clients import MERGE_BYTES
 from tests.support.server.fake_llm import FakeLLM
 from tests.support.server.polling import until, until_idle
 

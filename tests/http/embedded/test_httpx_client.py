@@ -21,7 +21,7 @@ from asyncllm.errors import StepError
 from asyncllm.server.app import create_app
 from asyncllm.server.embedded.exchange import InProcess
 from asyncllm.server.embedded.httpx_transport import async_client
-from asyncllm.server.http import cuts
+from asyncllm.server.http import slow_clients
 from asyncllm.server.http.listener import Listener
 from asyncllm.server.http.middleware import request_id
 from asyncllm.supervise.listening import bind
@@ -191,7 +191,7 @@ async def test_a_slow_reader_gets_merged_events_and_the_whole_text(
 async def test_a_client_that_does_not_read_is_cut_off(
     llm: FakeLLM, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asyncllm.server.streaming.sse.GIVE_UP_BYTES", cuts.MERGE_BYTES + 1)
+    monkeypatch.setattr("asyncllm.server.streaming.sse.GIVE_UP_BYTES", slow_clients.MERGE_BYTES + 1)
     body = completion("ab", stream=True, max_tokens=3000, ignore_eos=True)
     async with client.stream("POST", "/v1/completions", content=body) as answer:
         await until(lambda: llm.stats.generation_tokens and not llm.stats.running)

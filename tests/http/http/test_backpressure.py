@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from aiohttp import HttpVersion11
 
-from asyncllm.server.http import cuts
-from asyncllm.server.http.cuts import CUTS, Cuts
+from asyncllm.server.http import slow_clients
 from asyncllm.server.http.middleware import ARRIVED, request_id
+from asyncllm.server.http.traffic import TRAFFIC, Traffic
 from asyncllm.server.streaming.live import ChoiceSink
 from asyncllm.server.streaming.sse import EventStream
 from asyncllm.server.streaming.write_times import WRITE_TIMES, WriteTimes
@@ -46,7 +46,7 @@ class FakeRequest(dict[Any, Any]):
     def __init__(self, transport: Transport):
         super().__init__({ARRIVED: 0.0})
         self.transport = transport
-        self.app = {CUTS: Cuts(), WRITE_TIMES: WriteTimes()}
+        self.app = {TRAFFIC: Traffic(), WRITE_TIMES: WriteTimes()}
 
 
 class Texts:
@@ -90,18 +90,18 @@ async def test_merges_while_the_client_is_behind(opened: Opened) -> None:
     _, transport, sink = opened
     sink.emit(TokenDelta("a"))
     assert transport.writes == [b"1\r\na\r\n"]
-    transport.unsent = cuts.MERGE_BYTES + 1
+    transport.unsent = slow_clients.MERGE_BYTES + 1
     for text in "bcd":
         sink.emit(TokenDelta(text))
     assert len(transport.writes) == 1
-    transport.unsent = cuts.MERGE_BYTES
+    transport.unsent = slow_clients.MERGE_BYTES
     sink.emit(TokenDelta("e"))
     assert transport.writes[1] == b"4\r\nbcde\r\n"
 
 
 async def test_the_sweep_writes_what_was_held_back(opened: Opened) -> None:
     stream, transport, sink = opened
-    transport.unsent = cuts.MERGE_BYTES + 1
+    transport.unsent = slow_clients.MERGE_BYTES + 1
     sink.emit(TokenDelta("a"))
     stream.check_client(0.0)
     assert transport.writes == []
@@ -112,7 +112,7 @@ async def test_the_sweep_writes_what_was_held_back(opened: Opened) -> None:
 
 async def test_the_end_is_written_at_once(opened: Opened) -> None:
     stream, transport, sink = opened
-    transport.unsent = cuts.MERGE_BYTES + 1
+    transport.unsent = slow_clients.MERGE_BYTES + 1
     sink.emit(TokenDelta("a"))
     sink.emit(TokenDelta("b", finish_reason=FinishReason.STOP))
     assert transport.writes == [b"3\r\nab>\r\n"]
@@ -122,7 +122,7 @@ async def test_the_end_is_written_at_once(opened: Opened) -> None:
 @pytest.mark.parametrize("last", [False, True])
 async def test_gives_up_a_client_too_far_behind(opened: Opened, last: bool) -> None:
     stream, transport, sink = opened
-    transport.unsent = cuts.GIVE_UP_BYTES - 10
+    transport.unsent = slow_clients.GIVE_UP_BYTES - 10
     sink.emit(TokenDelta("a" * 10))
     assert not stream._ended.done()
     sink.emit(TokenDelta("b", finish_reason=FinishReason.STOP if last else None))
@@ -136,21 +136,21 @@ async def test_the_log_names_the_request_that_is_cut(caplog: pytest.LogCaptureFi
     request_id.set("mine")
     stream = EventStream(request, Texts(), 1)
     stream._open = True
-    request.transport.unsent = cuts.GIVE_UP_BYTES
+    request.transport.unsent = slow_clients.GIVE_UP_BYTES
     request_id.set("another")  # the engine delivers, in a context of its own
     ChoiceSink(stream, 0).emit(TokenDelta("a"))
     [record] = caplog.records
     assert record.message.startswith("request mine cut off")
-    assert record.message.endswith(f"{cuts.GIVE_UP_BYTES} bytes unsent")
-    assert request.app[CUTS].counts == {"stalled": 0, "behind": 1, "room": 0}
+    assert record.message.endswith(f"{slow_clients.GIVE_UP_BYTES} bytes unsent")
+    assert request.app[TRAFFIC].slow_clients.counts == {"stalled": 0, "behind": 1, "room": 0}
 
 
 async def test_logprobs_count_as_bytes_behind(opened: Opened) -> None:
     stream, transport, sink = opened
-    transport.unsent = cuts.MERGE_BYTES + 1
+    transport.unsent = slow_clients.MERGE_BYTES + 1
     entry = TokenLogprob(1, -0.5, ((1, -0.5),) * 20)
     sink.emit(TokenDelta("a", logprobs=[entry]))
-    sink.emit(TokenDelta("a", logprobs=[entry] * (cuts.GIVE_UP_BYTES // 21 // 64)))
+    sink.emit(TokenDelta("a", logprobs=[entry] * (slow_clients.GIVE_UP_BYTES // 21 // 64)))
     assert isinstance(stream._ended.result(), ConnectionError)
 
 
@@ -161,10 +161,10 @@ async def test_gives_up_a_client_that_takes_nothing(opened: Opened) -> None:
     stream.check_client(now + 1)
     transport.unsent -= 1  # it took one byte
     stream.check_client(now + 50)
-    stream.check_client(now + 50 + cuts.GIVE_UP_SECONDS)
+    stream.check_client(now + 50 + slow_clients.GIVE_UP_SECONDS)
     assert not stream._ended.done()
     sink.emit(TokenDelta("b"))  # more for it to read is no progress
-    stream.check_client(now + 51 + cuts.GIVE_UP_SECONDS)
+    stream.check_client(now + 51 + slow_clients.GIVE_UP_SECONDS)
     assert isinstance(stream._ended.result(), ConnectionError)
     assert transport.closing
 
@@ -175,9 +175,9 @@ async def test_an_idle_client_is_not_slow(opened: Opened) -> None:
     now = stream._patience._taken_at
     sink.emit(TokenDelta("a"))
     transport.unsent = 0
-    stream.check_client(now + 10 * cuts.GIVE_UP_SECONDS)
+    stream.check_client(now + 10 * slow_clients.GIVE_UP_SECONDS)
     sink.emit(TokenDelta("b"))
-    stream.check_client(now + 10 * cuts.GIVE_UP_SECONDS + 1)
+    stream.check_client(now + 10 * slow_clients.GIVE_UP_SECONDS + 1)
     assert not stream._ended.done()
 
 

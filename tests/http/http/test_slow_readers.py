@@ -14,17 +14,17 @@ import pytest
 from aiohttp import Payload
 
 from asyncllm.config.server_config import ServerConfig
-from asyncllm.server.http import cuts as http_cuts
+from asyncllm.server.http import slow_clients
 from asyncllm.server.http.answer import json_body
-from asyncllm.server.http.cuts import (
+from asyncllm.server.http.slow_clients import (
     BEHIND_SECONDS,
     GIVE_UP_SECONDS,
     LONG_SECONDS,
     MERGE_BYTES,
     PATIENT_SECONDS,
     Cause,
-    Cuts,
     Patience,
+    SlowClients,
 )
 from asyncllm.server.responses import store
 from asyncllm.server.streaming import sse
@@ -50,8 +50,8 @@ LONG: dict[str, Any] = {
 
 @pytest.fixture
 def impatient(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
-    monkeypatch.setattr(http_cuts, "GIVE_UP_SECONDS", SECONDS)
-    monkeypatch.setattr(http_cuts, "WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(slow_clients, "GIVE_UP_SECONDS", SECONDS)
+    monkeypatch.setattr(slow_clients, "WATCH_SECONDS", 0.05)
     return server
 
 
@@ -120,7 +120,7 @@ def test_a_stream_that_is_not_read_is_cut_off(
 ) -> None:
     monkeypatch.setattr(sse, "MERGE_BYTES", 1024)
     if cause == "stalled":
-        monkeypatch.setattr(http_cuts, "GIVE_UP_SECONDS", 0.3)
+        monkeypatch.setattr(slow_clients, "GIVE_UP_SECONDS", 0.3)
         monkeypatch.setattr(sse, "GIVE_UP_BYTES", 1 << 30)
     else:
         monkeypatch.setattr(sse, "GIVE_UP_BYTES", 128 * 1024)
@@ -189,7 +189,7 @@ def test_events_of_a_background_response_that_are_not_read(
 class Slow:
     """A client that needs a given time for the rest of its answer."""
 
-    def __init__(self, cuts: Cuts, num_bytes: int, seconds: float):
+    def __init__(self, cuts: SlowClients, num_bytes: int, seconds: float):
         self._cuts, self._seconds = cuts, seconds
         self.cause: str | None = None
         self.num_bytes = num_bytes
@@ -203,7 +203,7 @@ class Slow:
 
 
 def test_the_slowest_are_cut_off_until_the_rest_fits() -> None:
-    cuts = Cuts(100)
+    cuts = SlowClients(100)
     clients = [Slow(cuts, 30, seconds) for seconds in (50.0, math.inf, LONG_SECONDS - 1, 20.0)]
     for now, client in enumerate(clients):
         cuts.keep(client, client.num_bytes, float(now))
@@ -229,8 +229,8 @@ def test_the_pace_of_a_client_counts_from_when_it_fell_behind() -> None:
 
 def test_clients_that_do_not_read_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is room for a few of them, and for a client beside them that reads."""
-    monkeypatch.setattr(http_cuts, "PATIENT_SECONDS", 0.0)
-    monkeypatch.setattr(http_cuts, "LONG_SECONDS", 0.2)
+    monkeypatch.setattr(slow_clients, "PATIENT_SECONDS", 0.0)
+    monkeypatch.setattr(slow_clients, "LONG_SECONDS", 0.2)
     monkeypatch.setattr(sse, "GIVE_UP_BYTES", 1 << 30)  # only all together are too much
     most, body = 4_000_000, {**LONG, "stream": True}
     with serving(config=ServerConfig(max_unsent_bytes=most)) as server, ExitStack() as stack:

@@ -14,7 +14,7 @@ import uvloop
 
 from asyncllm.server.http import acceptor
 from asyncllm.server.http.acceptor import Acceptor
-from asyncllm.server.http.waits import RECENT_SECONDS, Waits
+from asyncllm.server.http.traffic import RECENT_SECONDS, Waits
 from asyncllm.supervise.crowd import Crowd
 from asyncllm.supervise.listening import bind
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from asyncllm.server.http.traffic import Waits
 from asyncllm.server.http.turnstile import MOST_SECONDS, Turnstile
-from asyncllm.server.http.waits import Waits
 
 
 class Clock:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from asyncllm.server.http.hand_over import MOST_OF_ONE, Received, Room
+from asyncllm.server.arrivals.hand_over import MOST_OF_ONE, Received, Room
 
 HEAD = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n"
 

@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from asyncllm.engine.stats import Distribution, EngineStats, Histogram
-from asyncllm.server.http.waits import Waits
+from asyncllm.server.http.traffic import Waits
 from asyncllm.server.metrics import engine
 from asyncllm.server.metrics.metric import Metric, counters, gauge, histogram, waits, write
 

@@ -14,8 +14,6 @@ from typing import Final, Literal, Protocol
 
 from aiohttp import web
 
-from asyncllm.server.http.middleware import request_id
-
 log = logging.getLogger(__name__)
 
 #: With more than this unsent, streams merge deltas until the client has caught up.
@@ -89,7 +87,7 @@ class SlowClient(Protocol):
         """Cut it off; nothing is kept for it any more."""
 
 
-class Cuts:
+class SlowClients:
     """Breaks connections off, counts them by cause, and bounds what is kept for slow clients.
 
     Attributes:
@@ -130,7 +128,7 @@ class Cuts:
                 break
             client.give_up("room")
 
-    def cut(self, transport: asyncio.Transport, cause: Cause, name: str) -> None:
+    def cut_off(self, transport: asyncio.Transport, cause: Cause, name: str) -> None:
         """Break a connection off; ``name`` is the id of its request."""
         self.counts[cause] += 1
         log.warning(
@@ -161,17 +159,22 @@ def _queued(transport: asyncio.Transport, which: int) -> int:
     return queued[0]
 
 
-class CutIfSlow:
-    """Cuts the client off if it takes its answer, which is whole, too slowly."""
+class SlowAnswer:
+    """SlowClients the client off if it takes its answer, which is whole, too slowly."""
 
-    def __init__(self, request: web.BaseRequest, length: int, cuts: Cuts):
-        """``length``: of the answer's body, which is kept until all of it is taken."""
+    def __init__(self, request: web.BaseRequest, name: str, length: int, clients: SlowClients):
+        """
+        Args:
+            name: the id of the request.
+            length: of the answer's body, which is kept until all of it is taken.
+        """
         assert request.transport is not None
         self._loop = asyncio.get_running_loop()
         self._transport = request.transport
         self._writer = request.writer
         self._length = length
-        self._cuts = cuts
+        self._name = name
+        self._clients = clients
         self._patience = Patience(self._loop.time())
         self._timer: asyncio.TimerHandle | None = None
         self._look()
@@ -181,12 +184,12 @@ class CutIfSlow:
 
     def give_up(self, cause: Cause) -> None:
         self.stop()
-        self._cuts.cut(self._transport, cause, request_id.get("-"))
+        self._clients.cut_off(self._transport, cause, self._name)
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._cuts.keep(self, 0, self._loop.time())
+        self._clients.keep(self, 0, self._loop.time())
 
     def _look(self) -> None:
         now = self._loop.time()
@@ -196,7 +199,4 @@ class CutIfSlow:
             self.give_up(cause)
             return
         self._timer = self._loop.call_later(WATCH_SECONDS, self._look)
-        self._cuts.keep(self, self._length, now)
-
-
-CUTS: Final = web.AppKey("asyncllm_cuts", Cuts)
+        self._clients.keep(self, self._length, now)

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
+
+from asyncllm.server.http.connection import KIND, Connection
+from asyncllm.server.http.middleware import HAND_OVER
 
 if TYPE_CHECKING:
     import asyncio
@@ -69,6 +73,7 @@ class Received:
         """The request is answered: keep the next one."""
         self.drop()
         self._data = bytearray()
+        self.is_second = False
 
     def whole(self, request: web.Request) -> bytes | None:
         """The bytes of ``request``, if they are all that was received, and nothing else was."""
@@ -78,13 +83,6 @@ class Received:
         line = f"{request.method} {request.raw_path} HTTP/".encode("utf-8", "surrogateescape")
         is_whole = bool(end) and head.startswith(line) and request.content_length == len(body)
         return head + end + body if is_whole else None
-
-
-class PassesOn(Protocol):
-    """What a request that the engine took with it can be given to."""
-
-    def pass_on(self, request: web.Request) -> bool:
-        """Give a request's connection away; False if it must be answered here."""
 
 
 class HandOver:
@@ -147,10 +145,41 @@ async def forget(request: web.Request, response: web.StreamResponse) -> None:
         received.drop()
 
 
-HAND_OVER: Final = web.AppKey("asyncllm_hand_over", PassesOn)
+class KeptConnection(Connection):
+    """Keeps the bytes of a request until its answer begins."""
+
+    __slots__ = ("_hand_over", "received")
+
+    def __init__(self, *args: Any, hand_over: HandOver, **options: Any):
+        super().__init__(*args, **options)
+        self._hand_over = hand_over
+        self.received = Received(hand_over.room)
+
+    def data_received(self, data: bytes) -> None:
+        self.received.add(data)
+        super().data_received(data)
+
+    def close_idle(self, transport: asyncio.Transport) -> None:
+        if self.received.is_empty:
+            self._hand_over.pass_idle(transport)
+        super().close_idle(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.received.drop()
+        super().connection_lost(exc)
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        finished = await super().finish_response(request, resp, start_time)
+        if self.transport is not None:
+            self.received.clear()
+        return finished
 
 
 def add_hand_over(app: web.Application, parent: Parent, has_died: Callable[[], bool]) -> None:
     """To be called before the application serves."""
-    app[HAND_OVER] = HandOver(parent, has_died)
+    hand_over = app[HAND_OVER] = HandOver(parent, has_died)
+    kind: Callable[..., Connection] = partial(KeptConnection, hand_over=hand_over)
+    app[KIND] = kind
     app.on_response_prepare.append(forget)
