@@ -16,7 +16,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from asyncllm.errors import AsyncLLMError, EngineDead, NotReady
 from asyncllm.ray.replica import Request
 from asyncllm.server.app import ROOTS, ROUTES
-from asyncllm.server.arrivals.others import SEEK
+from asyncllm.server.arrivals.forwarding import SEEK
 from asyncllm.server.arrivals.routed import LAST_WORDS_HEADER, LOST
 from asyncllm.server.embedded.asgi import OF_THE_SERVER, target_of
 from asyncllm.server.http.errors import HttpError, error_response

@@ -12,7 +12,7 @@ from asyncllm.config.option_names import name_options
 from asyncllm.errors import AsyncLLMError, EngineDead, NotReady
 from asyncllm.executor.startup_bill import ProcessBill
 from asyncllm.server.app import create_app
-from asyncllm.server.arrivals.ways import arrivals_of
+from asyncllm.server.arrivals.sources import source_of
 from asyncllm.server.garbage import collect_when_quiet
 from asyncllm.server.http.answer import encode
 from asyncllm.server.http.browsers import guard
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from asyncllm.config.server_config import ServerConfig
-    from asyncllm.server.arrivals.ways import Arrivals
+    from asyncllm.server.arrivals.sources import ConnectionSource
     from asyncllm.server.model import Model
     from asyncllm.server.reload import Options
     from asyncllm.server.watchdog import Watchdog
@@ -102,13 +102,13 @@ async def serve(
     app[WATCHDOG].ending = shutdown
     listener = Listener(app, request_seconds=config.request_seconds, close_seconds=CLOSE_SECONDS)
     tls = _load_tls(config)
-    arrivals = arrivals_of(config, parent)
-    if arrivals is None:
+    source = source_of(config, parent)
+    if source is None:
         return 1
     service = app[SERVICE]
     if (hosts := hosts_of(config)) is not None:
         app.middlewares.append(guard(hosts, config.cors_origin))
-    arrivals.prepare(
+    source.prepare(
         app, lambda: not llm.healthy and not service.draining, lambda: _how(service, app[WATCHDOG])
     )
     reloader = app[RELOADER]
@@ -116,7 +116,7 @@ async def serve(
     if parent is not None:
         reloader.remember = parent.remember
         parent.remember(InForce(config, keys).encode())
-    await arrivals.begin(listener, tls)
+    await source.begin(listener, tls)
     if parent is not None and parent.memory:
         reloader.put_in_force(InForce.decode(parent.memory))
     if options is not None:
@@ -136,7 +136,7 @@ async def serve(
         if (error := loading.exception()) is not None:
             _log_load_error(error)
             return 1
-        return await _serve_until(shutdown, llm, app, arrivals, bill)
+        return await _serve_until(shutdown, llm, app, source, bill)
     finally:
         shutdown.closing()
         reloading.cancel()
@@ -144,14 +144,14 @@ async def serve(
         await asyncio.wait([loading])
         await listener.aclose(None if llm.healthy else EngineDead("the engine has stopped"))
         await llm.aclose()
-        arrivals.close()
+        source.close()
 
 
 async def _serve_until(
     shutdown: Shutdown,
     llm: Model,
     app: web.Application,
-    arrivals: Arrivals,
+    source: ConnectionSource,
     bill: ProcessBill,
 ) -> int:
     """The model is loaded: serve, drain; returns an exit code."""
@@ -165,7 +165,7 @@ async def _serve_until(
         why = why_not_kept()
         log.info("Python compiled %s, as at each start: bytecode is not kept, as %s", names, why)
     standby = service.config.standby
-    arrivals.ready(
+    source.ready(
         f"model {service.model_names[0]}, {limits.device}, {limits.dtype}, "
         f"context {limits.max_model_len}, KV cache {limits.num_pages * limits.page_size} tokens",
         wants_standby=limits.device == "cuda" if standby is None else standby,
@@ -185,11 +185,11 @@ async def _serve_until(
     if stopped.done():
         log.error("the engine died: %s", stopped.result())
         shutdown.engine_died()
-        arrivals.leaving()
+        source.leaving()
         app[WATCHDOG].engine_died(stopped.result())
         return DEAD
     stopped.cancel()
-    arrivals.leaving()
+    source.leaving()
     await _drain(service, shutdown.hurry)
     return 0
 

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from asyncllm.engine.requests.check import check_ttl
 from asyncllm.errors import BadRequest, EngineDead, NotFound, NotReady
-from asyncllm.server.arrivals.others import send_home
+from asyncllm.server.arrivals.forwarding import send_home
 from asyncllm.server.chat.large import note_size, read_large
 from asyncllm.server.chat.parameters import blame, scheduling_params
 from asyncllm.server.http.bodies import Bodies

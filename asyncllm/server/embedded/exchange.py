@@ -10,7 +10,7 @@ import h11
 from aiohttp import web
 
 from asyncllm.server.app import create_app
-from asyncllm.server.arrivals.others import tell
+from asyncllm.server.arrivals.forwarding import answer_seek
 from asyncllm.server.arrivals.routed import add_number
 from asyncllm.server.http.browsers import guard
 from asyncllm.server.http.connection import connector
@@ -64,7 +64,7 @@ class InProcess:
             app.middlewares.append(guard(hosts, config.cors_origin))
         if replica is not None:
             add_number(app, replica)
-            app.middlewares.append(tell)
+            app.middlewares.append(answer_seek)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=CLOSE_SECONDS)
         self._request_seconds = config.request_seconds
         self._starting = asyncio.Lock()

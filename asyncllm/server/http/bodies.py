@@ -32,11 +32,11 @@ class Bodies:
     """Room for bodies, given in order of arrival; connections that wait are not read from.
 
     Attributes:
-        held: bytes that have been given to bodies.
+        reserved: bytes that have been given to bodies.
     """
 
     def __init__(self, most: int):
-        self.held = 0
+        self.reserved = 0
         self._most = most
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
@@ -66,7 +66,7 @@ class Bodies:
             raise TooLarge(f"the body exceeds {limit} bytes")
         is_here = request.content.is_eof()  # it came with the header, or right after: most do
         known = None if encoding not in ("", "identity") else request.content_length
-        held = await self._take(0 if is_here else limit if known is None else known)
+        reserved = await self._take(0 if is_here else limit if known is None else known)
         try:
             try:
                 if is_here:
@@ -81,7 +81,7 @@ class Bodies:
                 raise TooLarge(f"the body exceeds {limit} bytes")
             yield body
         finally:
-            self._give_back(held)
+            self._give_back(reserved)
 
     async def _take(self, num_bytes: int) -> int:
         """Wait for room for one body; returns how much to give back.
@@ -92,8 +92,8 @@ class Bodies:
         if num_bytes <= SMALL:
             return 0
         num_bytes = min(num_bytes, self._most)  # one body alone is always read
-        if not self._waiting and self.held + num_bytes <= self._most:
-            self.held += num_bytes
+        if not self._waiting and self.reserved + num_bytes <= self._most:
+            self.reserved += num_bytes
             return num_bytes
         given = asyncio.get_running_loop().create_future()
         place = (num_bytes, given)
@@ -113,15 +113,15 @@ class Bodies:
         return num_bytes
 
     def _give_back(self, num_bytes: int) -> None:
-        self.held -= num_bytes
+        self.reserved -= num_bytes
         self._serve()
 
     def _serve(self) -> None:
-        while self._waiting and self.held + self._waiting[0][0] <= self._most:
+        while self._waiting and self.reserved + self._waiting[0][0] <= self._most:
             num_bytes, given = self._waiting.popleft()
             if given.cancelled():
                 continue
-            self.held += num_bytes
+            self.reserved += num_bytes
             given.set_result(None)
 
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 #: A function that writes something harmless to the client; False when it cannot yet.
 PROBE: Final = web.RequestKey("asyncllm_probe", object)
 
-#: First wait for the reset after a probe; it doubles with each look, up to ``LOOK_SECONDS``.
-FIRST_LOOK_SECONDS: Final = 0.002
-LOOK_SECONDS: Final = 0.25
+#: First wait for the reset after a probe; it doubles with each check, up to ``CHECK_SECONDS``.
+FIRST_CHECK_SECONDS: Final = 0.002
+CHECK_SECONDS: Final = 0.25
 #: Between the first two probes; it doubles each time, because some clients accept only a few
 #: interim responses.
 PROBE_SECONDS: Final = 1.0
@@ -52,17 +52,17 @@ class HalfClosed:
         self._probe = probe
         self._poll = select.poll()
         self._poll.register(transport.get_extra_info("socket").fileno(), 0)  # errors only
-        self._pause = FIRST_LOOK_SECONDS
+        self._pause = FIRST_CHECK_SECONDS
         self._probe_pause = PROBE_SECONDS
         self._probe_at = loop.time()
         self._timer: asyncio.TimerHandle | None = None
-        self.look()
+        self.check()
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Probe if it is time to, and abort the connection if the client is gone."""
         self.stop()
         if self._transport.is_closing():
@@ -71,18 +71,18 @@ class HalfClosed:
         if now >= self._probe_at and self._probe():
             self._probe_at = now + self._probe_pause
             self._probe_pause *= 2
-            self._pause = FIRST_LOOK_SECONDS
+            self._pause = FIRST_CHECK_SECONDS
         if self._poll.poll(0):
             self._transport.abort()
             return
-        self._timer = self._loop.call_later(self._pause, self.look)
-        self._pause = min(2 * self._pause, LOOK_SECONDS)
+        self._timer = self._loop.call_later(self._pause, self.check)
+        self._pause = min(2 * self._pause, CHECK_SECONDS)
 
 
 def expect_answer(request: web.Request) -> None:
     """Probe the client from now on, before its answer begins."""
     request[PROBE] = partial(send_continue, request)
-    look_closer(request)
+    check_half_closed(request)
 
 
 def send_continue(request: web.Request) -> bool:
@@ -93,9 +93,9 @@ def send_continue(request: web.Request) -> bool:
     return True
 
 
-def look_closer(request: web.Request) -> None:
-    """Look at once if the client has half-closed: probing is possible now."""
+def check_half_closed(request: web.Request) -> None:
+    """Check at once whether a client that has half-closed is gone: probing is possible now."""
     # The connections of a host application close when the client closes its side.
     half_closed: HalfClosed | None = getattr(request.protocol, "half_closed", None)
     if half_closed is not None:
-        half_closed.look()
+        half_closed.check()

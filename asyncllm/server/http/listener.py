@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from asyncllm.supervise.crowd import Use
     from asyncllm.supervise.tls import Tls
 
-#: While the port closes, connections are looked at so often.
-LOOK_SECONDS: Final = 0.01
+#: How often connections are checked while the port closes.
+CHECK_SECONDS: Final = 0.01
 
 
 class Listener:
@@ -120,4 +120,4 @@ class Listener:
             for connection in connections:
                 if isinstance(connection, Connection):
                     connection.leave()
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)

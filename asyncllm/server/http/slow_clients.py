@@ -23,10 +23,10 @@ GIVE_UP_BYTES: Final = 4 * 1024 * 1024
 GIVE_UP_SECONDS: Final = 60.0
 #: And when it has had more than MERGE_BYTES unsent for so long, though it takes some bytes.
 BEHIND_SECONDS: Final = 600.0
-#: How often a client with a large answer is looked at.
+#: How often a client with a large answer is checked.
 WATCH_SECONDS: Final = 0.5
 #: How often, at most, room is made.
-LOOK_SECONDS: Final = 0.1
+CHECK_SECONDS: Final = 0.1
 #: Bytes kept for all clients that are behind. With more, the slowest are cut off: those that have
 #: been behind for PATIENT_SECONDS, and need at least LONG_SECONDS more at their pace.
 MOST_KEPT: Final = 64 * 1024 * 1024
@@ -100,7 +100,7 @@ class SlowClients:
         self._freed = 0
         self._most_kept = most_kept
         self._slow: dict[SlowClient, int] = {}
-        self._looked_at = -math.inf
+        self._checked_at = -math.inf
 
     def keep(self, client: SlowClient, num_bytes: int, now: float) -> None:
         """So many bytes are kept for a client from now on; 0 when it has caught up, or ended."""
@@ -109,8 +109,8 @@ class SlowClients:
         self._freed += max(0, before - num_bytes)
         if num_bytes:
             self._slow[client] = num_bytes
-        if self.kept > self._most_kept and now - self._looked_at >= LOOK_SECONDS:
-            self._looked_at = now
+        if self.kept > self._most_kept and now - self._checked_at >= CHECK_SECONDS:
+            self._checked_at = now
             self._make_room(now)
 
     def take_freed(self) -> int:
@@ -177,7 +177,7 @@ class SlowAnswer:
         self._clients = clients
         self._patience = Patience(self._loop.time())
         self._timer: asyncio.TimerHandle | None = None
-        self._look()
+        self._check()
 
     def seconds_left(self, now: float) -> float:
         return self._patience.seconds_left(self._left, now)
@@ -191,12 +191,12 @@ class SlowAnswer:
             self._timer.cancel()
         self._clients.keep(self, 0, self._loop.time())
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = self._loop.time()
         taken = self._writer.output_size - unsent(self._transport)
         self._left = max(0, self._length - taken)
         if (cause := self._patience.cause(taken, self._left, now)) is not None:
             self.give_up(cause)
             return
-        self._timer = self._loop.call_later(WATCH_SECONDS, self._look)
+        self._timer = self._loop.call_later(WATCH_SECONDS, self._check)
         self._clients.keep(self, self._length, now)

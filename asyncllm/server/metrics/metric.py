@@ -6,21 +6,26 @@ ask many times a second.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, cast
 
 from asyncllm.engine.stats import Distribution, Histogram
-from asyncllm.server.http.traffic import RECENT_SECONDS, Waits
+from asyncllm.server.http.traffic import RECENT_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
 S = TypeVar("S")
 
 Kind = Literal["gauge", "counter", "histogram"]
-#: One number, a number for each combination of labels, a histogram, or nothing so far.
-Value = float | Mapping[tuple[str, ...], float] | Histogram | None
+#: One number, a number for each value of the label (or tuple of values of the labels), a histogram,
+#: or nothing so far.
+Value = float | Mapping[Any, float] | Histogram | None
+
+#: The path of the attribute where the value is, or what reads it.
+Read = str | Callable[[S], Any]
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -41,56 +46,51 @@ class Metric(Generic[S]):
     name: str
     kind: Kind
     meaning: str
-    read: Callable[[S], Value]
+    read: Read[S]
     labels: tuple[str, ...] = ()
 
+    def value(self, source: S) -> Value:
+        read = attrgetter(self.read) if isinstance(self.read, str) else self.read
+        return cast(Value, read(source))
 
-def gauge(name: str, meaning: str, read: Callable[[S], float | None]) -> Metric[S]:
+
+def gauge(name: str, meaning: str, read: Read[S]) -> Metric[S]:
     """What goes up and down."""
     return Metric(f"asyncllm_{name}", "gauge", meaning, read)
 
 
-def counter(name: str, meaning: str, read: Callable[[S], float]) -> Metric[S]:
+def counter(name: str, meaning: str, read: Read[S]) -> Metric[S]:
     """What only grows; ``name`` is without ``_total``."""
     return Metric(f"asyncllm_{name}_total", "counter", meaning, read)
 
 
-def counters(
-    name: str, label: str, meaning: str, read: Callable[[S], Mapping[str, float]]
-) -> Metric[S]:
+def counters(name: str, label: str, meaning: str, read: Read[S]) -> Metric[S]:
     """A counter for each value of a label."""
-
-    def by_label(source: S) -> Value:
-        return {(value,): count for value, count in read(source).items()}
-
-    return Metric(f"asyncllm_{name}_total", "counter", meaning, by_label, (label,))
+    return Metric(f"asyncllm_{name}_total", "counter", meaning, read, (label,))
 
 
-def histogram(name: str, meaning: str, read: Callable[[S], Histogram]) -> Metric[S]:
+def histogram(name: str, meaning: str, read: Read[S]) -> Metric[S]:
     return Metric(f"asyncllm_{name}", "histogram", meaning, read)
 
 
-def distribution(
-    name: str, meaning: str, read: Callable[[S], Distribution]
-) -> tuple[Metric[S], Metric[S]]:
+def distribution(name: str, meaning: str, path: str) -> tuple[Metric[S], Metric[S]]:
     """A histogram, and the exact p99 of the latest observations; ``name`` ends in ``_seconds``."""
     short = name.removesuffix("_seconds")
     latest = f"{meaning} p99 of the latest {Distribution.KEPT}."
+    of = attrgetter(path)
     return (
-        histogram(name, meaning, lambda source: read(source).histogram),
-        gauge(f"{short}_p99_seconds", latest, lambda source: read(source).recent_p99()),
+        histogram(name, meaning, f"{path}.histogram"),
+        gauge(f"{short}_p99_seconds", latest, lambda source: of(source).recent_p99()),
     )
 
 
-def waits(
-    name: str, meaning: str, read: Callable[[S], Waits]
-) -> tuple[Metric[S], Metric[S], Metric[S]]:
+def waits(name: str, meaning: str, path: str) -> tuple[Metric[S], Metric[S], Metric[S]]:
     """A distribution, and the longest recent wait."""
     short = name.removesuffix("_seconds")
     longest = f"{meaning} The longest of the latest {RECENT_SECONDS:g} s or more."
     return (
-        *distribution(name, meaning, lambda source: read(source).distribution),
-        gauge(f"{short}_max_seconds", longest, lambda source: read(source).longest),
+        *distribution(name, meaning, f"{path}.distribution"),
+        gauge(f"{short}_max_seconds", longest, f"{path}.longest"),
     )
 
 
@@ -105,7 +105,7 @@ def write(
     shared = _labels((constant or {}).items())
     lines: list[str] = []
     for metric in metrics:
-        value = metric.read(source)
+        value = metric.value(source)
         if value is None:
             continue
         name = metric.name
@@ -119,7 +119,8 @@ def write(
 
 
 def _samples(
-    metric: Metric[S], value: float | Mapping[tuple[str, ...], float] | Histogram
+    metric: Metric[S],
+    value: float | Mapping[Any, float] | Histogram,
 ) -> Iterator[tuple[str, str, float]]:
     """What is added to the metric's name, the sample's own labels, and the number."""
     if isinstance(value, Histogram):
@@ -130,7 +131,8 @@ def _samples(
         yield "_sum", "", value.total
     elif isinstance(value, Mapping):
         for values, number in value.items():
-            yield "", _labels(zip(metric.labels, values, strict=True)), number
+            given = (values,) if isinstance(values, str) else values
+            yield "", _labels(zip(metric.labels, given, strict=True)), number
     else:
         yield "", "", value
 

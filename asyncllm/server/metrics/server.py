@@ -20,9 +20,6 @@ from asyncllm.server.metrics.metric import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from asyncllm.engine.stats import EngineStats
     from asyncllm.server.http.traffic import Traffic
     from asyncllm.server.service import Service
     from asyncllm.server.streaming.write_times import WriteTimes
@@ -77,71 +74,65 @@ METRICS: Final[tuple[Metric[Measured], ...]] = (
     histogram(
         "time_to_first_token_seconds",
         "From a streamed request's arrival until its first token was written to the socket.",
-        lambda m: m.writes.first,
+        "writes.first",
     ),
     histogram(
         "inter_token_latency_seconds",
         "Between writes of tokens to the socket of one stream.",
-        lambda m: m.writes.between,
+        "writes.between",
     ),
     counters(
         "requests_refused",
         "cause",
         "Requests refused before they reached the engine, by cause.",
-        lambda m: m.traffic.refusals.counts,
+        "traffic.refusals.counts",
     ),
-    gauge(
-        "connections_open", "Client connections, idle or not.", lambda m: m.traffic.crowd.num_open
-    ),
+    gauge("connections_open", "Client connections, idle or not.", "traffic.crowd.num_open"),
     gauge(
         "open_files_limit",
         "How many files the process may have open; each connection is one.",
-        lambda m: m.traffic.crowd.limit.files,
+        "traffic.crowd.limit.files",
     ),
     counters(
         "connections_crowded",
         "outcome",
         "Connections closed while idle, or refused, near the limit of open files.",
-        lambda m: m.traffic.crowd.counts,
+        "traffic.crowd.counts",
     ),
     gauge(
         "unsent_bytes",
         "Bytes of answers kept for clients that read slowly.",
-        lambda m: m.traffic.slow_clients.kept,
+        "traffic.slow_clients.kept",
     ),
     counters(
         "slow_readers_cut",
         "cause",
         "Clients cut off because they did not read.",
-        lambda m: m.traffic.slow_clients.counts,
+        "traffic.slow_clients.counts",
     ),
     gauge(
         "device_busy_share",
         f"Share of the latest {BUSY_SECONDS:g} s in which the device ran steps; 0 to 1.",
-        lambda m: m.busy.share,
+        "busy.share",
     ),
-    gauge("event_loop_lag_last_seconds", "The latest measurement.", lambda m: m.lag.last),
-    *waits("event_loop_lag_seconds", "Delay of due timers.", lambda m: m.lag),
+    gauge("event_loop_lag_last_seconds", "The latest measurement.", "lag.last"),
+    *waits("event_loop_lag_seconds", "Delay of due timers.", "lag"),
     *waits(
         "accept_wait_seconds",
         "From a connection's first bytes until it was accepted.",
-        lambda m: m.traffic.accept_waits,
+        "traffic.accept_waits",
     ),
     *waits(
         "start_wait_seconds",
         "From the end of a request's body until its handling began.",
-        lambda m: m.service.start_waits,
+        "service.start_waits",
     ),
     gauge(
         "request_body_bytes",
         "Bytes of request bodies that are being read or are allowed to be read.",
-        lambda m: m.service.bodies.held,
+        "service.bodies.reserved",
     ),
-    gauge(
-        "request_bodies_waiting",
-        "Bodies that wait to be read.",
-        lambda m: m.service.bodies.waiting,
-    ),
+    gauge("request_bodies_waiting", "Bodies that wait to be read.", "service.bodies.waiting"),
     # Scrapes are answered on the loop's own thread.
     counter(
         "event_loop_cpu_seconds",
@@ -156,13 +147,12 @@ METRICS: Final[tuple[Metric[Measured], ...]] = (
 # Neither vLLM without adapters nor this server has ``vllm:lora_requests_info``.
 
 
-def _stat(
-    name: str, kind: Kind, meaning: str, read: Callable[[EngineStats], Value]
-) -> Metric[Measured]:
-    return Metric(f"vllm:{name}", kind, meaning, lambda m: read(m.service.llm.stats))
+def _stat(name: str, kind: Kind, meaning: str, path: str) -> Metric[Measured]:
+    return Metric(f"vllm:{name}", kind, meaning, f"service.llm.stats.{path}")
 
 
-def _used(stats: EngineStats) -> float:
+def _used(measured: Measured) -> float:
+    stats = measured.service.llm.stats
     return stats.pages_held / stats.pages_total if stats.pages_total else 0.0
 
 
@@ -171,14 +161,10 @@ def _cache_config(measured: Measured) -> Value:
     return {(str(limits.page_size), str(limits.num_pages), str(limits.prefix_caching)): 1.0}
 
 
-def _succeeded(measured: Measured) -> Value:
-    return {(reason,): count for reason, count in measured.service.llm.stats.finished.items()}
-
-
 VLLM_METRICS: Final[tuple[Metric[Measured], ...]] = (
-    _stat("num_requests_running", "gauge", "Requests in the running batch.", lambda s: s.running),
-    _stat("num_requests_waiting", "gauge", "Requests that wait.", lambda s: s.waiting),
-    _stat("kv_cache_usage_perc", "gauge", "Share of KV pages in use; 0 to 1.", _used),
+    _stat("num_requests_running", "gauge", "Requests in the running batch.", "running"),
+    _stat("num_requests_waiting", "gauge", "Requests that wait.", "waiting"),
+    Metric("vllm:kv_cache_usage_perc", "gauge", "Share of KV pages in use; 0 to 1.", _used),
     Metric(
         "vllm:cache_config_info",
         "gauge",
@@ -186,46 +172,46 @@ VLLM_METRICS: Final[tuple[Metric[Measured], ...]] = (
         _cache_config,
         ("block_size", "num_gpu_blocks", "enable_prefix_caching"),
     ),
-    _stat("num_preemptions_total", "counter", "Preemptions.", lambda s: s.preemptions),
-    _stat("prompt_tokens_total", "counter", "Prompt tokens.", lambda s: s.prompt_tokens),
-    _stat("generation_tokens_total", "counter", "Tokens generated.", lambda s: s.generation_tokens),
+    _stat("num_preemptions_total", "counter", "Preemptions.", "preemptions"),
+    _stat("prompt_tokens_total", "counter", "Prompt tokens.", "prompt_tokens"),
+    _stat("generation_tokens_total", "counter", "Tokens generated.", "generation_tokens"),
     _stat(
         "prefix_cache_queries_total",
         "counter",
         "Prompt tokens looked up in the prefix cache.",
-        lambda s: s.admitted_tokens,
+        "admitted_tokens",
     ),
     _stat(
         "prefix_cache_hits_total",
         "counter",
         "Prompt tokens found in the prefix cache.",
-        lambda s: s.cached_tokens,
+        "cached_tokens",
     ),
     Metric(
         "vllm:request_success_total",
         "counter",
         "Ended requests, by reason.",
-        _succeeded,
+        "service.llm.stats.finished",
         ("finished_reason",),
     ),
-    _stat("request_queue_time_seconds", "histogram", "Time in the queue.", lambda s: s.queue_time),
+    _stat("request_queue_time_seconds", "histogram", "Time in the queue.", "queue_time"),
     _stat(
         "e2e_request_latency_seconds",
         "histogram",
         "From arrival to the last token.",
-        lambda s: s.request_latency,
+        "request_latency",
     ),
     Metric(
         "vllm:time_to_first_token_seconds",
         "histogram",
         "As asyncllm_time_to_first_token_seconds.",
-        lambda m: m.writes.first,
+        "writes.first",
     ),
     Metric(
         "vllm:inter_token_latency_seconds",
         "histogram",
         "As asyncllm_inter_token_latency_seconds.",
-        lambda m: m.writes.between,
+        "writes.between",
     ),
 )
 

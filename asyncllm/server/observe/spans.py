@@ -56,15 +56,11 @@ _OPERATIONS: Final = {
 }
 #: Events of the engine's trace that become events of the span; chunks would be too many.
 _EVENTS: Final = frozenset(("queued", "shares", "loading", "admitted", "preempted", "finished"))
-#: Parameters of sampling by their names in the conventions.
-_PARAMS: Final = {
-    "max_tokens": "max_tokens",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty",
-    "seed": "seed",
-}
+#: Parameters of sampling, which have the same names in the conventions.
+_PARAMS: Final = (
+    *("max_tokens", "temperature", "top_p", "seed"),
+    *("frequency_penalty", "presence_penalty"),
+)
 
 
 class Spans:
@@ -134,12 +130,8 @@ def _attributes(entry: Entry, operation: str, traces: list[RequestTrace]) -> dic
     if entry.model:
         found |= {"gen_ai.request.model": entry.model, "gen_ai.response.model": entry.model}
     if entry.params is not None and operation != "embeddings":
-        given = {ours: getattr(entry.params, ours) for ours in _PARAMS}
-        found |= {
-            f"gen_ai.request.{_PARAMS[ours]}": value
-            for ours, value in given.items()
-            if value is not None
-        }
+        given = {name: getattr(entry.params, name) for name in _PARAMS}
+        found |= {f"gen_ai.request.{n}": value for n, value in given.items() if value is not None}
     if traces:
         found |= {
             "gen_ai.usage.input_tokens": sum(trace.prompt_tokens for trace in traces),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import web
 
 from asyncllm.errors import BadRequest
+from asyncllm.server.arrivals.forwarding import seek
 from asyncllm.server.arrivals.names import home_of_id
-from asyncllm.server.arrivals.others import seek
 from asyncllm.server.arrivals.routed import REPLICA
 from asyncllm.server.chat.adapter import open_chat, renamed
 from asyncllm.server.chat.large import caller_of_loop, read_large

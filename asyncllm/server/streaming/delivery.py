@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, Protocol, cast, overload
 from aiohttp import HttpVersion11, web
 
 from asyncllm.server.http.answer import json_body
-from asyncllm.server.http.half_close import PROBE, look_closer, send_continue
+from asyncllm.server.http.half_close import PROBE, check_half_closed, send_continue
 from asyncllm.server.trace import Trace
 from asyncllm.types import (
     FinishReason,
@@ -146,7 +146,7 @@ class ClientDelivery(Delivery):
 
     def begin(self) -> None:
         self._request[PROBE] = self.probe
-        look_closer(self._request)
+        check_half_closed(self._request)
         if self._transport.is_closing():
             raise ConnectionResetError("client disconnected")
 

@@ -9,7 +9,7 @@ from typing import Final
 from aiohttp import HttpVersion11, web
 
 from asyncllm.server.arrivals.routed import leave_last_words
-from asyncllm.server.http.half_close import look_closer
+from asyncllm.server.http.half_close import check_half_closed
 from asyncllm.server.http.middleware import ARRIVED, request_id
 from asyncllm.server.http.slow_clients import GIVE_UP_BYTES, MERGE_BYTES, Cause, Patience
 from asyncllm.server.http.traffic import TRAFFIC
@@ -110,7 +110,7 @@ class EventStream(ClientDelivery):
         many = self._count * DELTA_BYTES > LARGE_ANSWER
         await response.write(await asyncio.to_thread(opening) if many else opening())
         self._open = True  # the headers went out with it
-        look_closer(self._request)
+        check_half_closed(self._request)
         self._flush()
         try:
             await self._finish()

@@ -54,10 +54,11 @@ def test_labels_may_hold_anything() -> None:
 
 def test_waits_have_a_histogram_a_p99_and_a_maximum() -> None:
     seen = Waits()
-    table: tuple[Metric[None], ...] = waits("wait_seconds", "How long.", lambda _: seen)
-    assert "asyncllm_wait_p99_seconds" not in write(table, None)
+    source = SimpleNamespace(seen=seen)
+    table: tuple[Metric[Any], ...] = waits("wait_seconds", "How long.", "seen")
+    assert "asyncllm_wait_p99_seconds" not in write(table, source)
     seen.observe(2.0)
-    text = write(table, None)
+    text = write(table, source)
     assert "asyncllm_wait_seconds_count 1.0\n" in text
     assert "asyncllm_wait_p99_seconds 2.0\n" in text
     assert "asyncllm_wait_max_seconds 2.0\n" in text

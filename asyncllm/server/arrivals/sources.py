@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from asyncllm.server.arrivals.forwarding import forward
 from asyncllm.server.arrivals.hand_over import add_hand_over, is_second
 from asyncllm.server.arrivals.names import NUMBERS, Numbers
-from asyncllm.server.arrivals.others import consult
 from asyncllm.server.arrivals.routed import add_routing, adopt
 from asyncllm.supervise.front_channel import FrontChannel
 from asyncllm.supervise.listening import listen, url_of
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from asyncllm.supervise.tls import Tls
 
 
-class Arrivals(Protocol):
-    """Methods are called in this order."""
+class ConnectionSource:
+    """Where connections come from. Methods are called in this order, and do nothing by default."""
 
     def prepare(
         self, app: web.Application, has_died: Callable[[], bool], how: Callable[[], bytes]
@@ -55,7 +55,7 @@ class Arrivals(Protocol):
         """Take nothing more from a parent."""
 
 
-def arrivals_of(config: ServerConfig, parent: Parent | None) -> Arrivals | None:
+def source_of(config: ServerConfig, parent: Parent | None) -> ConnectionSource | None:
     """None, after a line in the log, if the port cannot be listened on."""
     if parent is None:
         sockets = listen(config.host, config.port)
@@ -63,18 +63,13 @@ def arrivals_of(config: ServerConfig, parent: Parent | None) -> Arrivals | None:
     return InheritedPort(parent) if parent.replica is None else FromFront(parent)
 
 
-class OwnPort:
+class OwnPort(ConnectionSource):
     """Nobody else has the port."""
 
     def __init__(self, sockets: Sequence[socket.socket]):
         self._sockets = sockets
         self._url = ""
         self._listener: Listener | None = None
-
-    def prepare(
-        self, app: web.Application, has_died: Callable[[], bool], how: Callable[[], bytes]
-    ) -> None:
-        pass
 
     async def begin(self, listener: Listener, tls: Tls | None) -> None:
         await listener.start(self._sockets, tls)
@@ -87,9 +82,6 @@ class OwnPort:
     def leaving(self) -> None:
         if self._listener is not None:
             self._listener.leave()
-
-    def close(self) -> None:
-        pass
 
 
 class InheritedPort(OwnPort):
@@ -131,7 +123,7 @@ class InheritedPort(OwnPort):
             self._listener.adopt(connection, (request,), is_second, lambda: None)
 
 
-class FromFront:
+class FromFront(ConnectionSource):
     """The parent process accepts all connections, and gives each request to one of its replicas."""
 
     def __init__(self, parent: Parent):
@@ -145,7 +137,7 @@ class FromFront:
         assert parent.replica is not None
         self._how = how
         add_routing(app, parent.replica, parent.num_replicas, parent.restarts, has_died)
-        app.middlewares.append(consult)
+        app.middlewares.append(forward)
 
     async def begin(self, listener: Listener, tls: Tls | None) -> None:
         await listener.start(())

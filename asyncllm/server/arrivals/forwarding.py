@@ -48,13 +48,13 @@ class SentHome(Exception):
 
 
 @web.middleware
-async def consult(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def forward(request: web.Request, handler: Handler) -> web.StreamResponse:
     """The innermost middleware of a replica that has a front."""
     routed, route = routed_of(request), request.app[BY_HANDLER].get(request.match_info.handler)
     if routed is None or route is None:
         return await handler(request)
     if routed.is_question:
-        return await tell(request, handler)
+        return await answer_seek(request, handler)
     if route.asks:
         answer = await _ask(routed, request, route.asks)
         _told_elsewhere()
@@ -72,7 +72,7 @@ async def consult(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 @web.middleware
-async def tell(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def answer_seek(request: web.Request, handler: Handler) -> web.StreamResponse:
     """The innermost middleware of a replica that no client asks itself: answers ``SEEK``."""
     route = request.app[BY_HANDLER].get(request.match_info.handler)
     if route is None or route.came is None or SEEK not in request.headers:
