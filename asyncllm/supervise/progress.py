@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-#: Between two looks at a child. Looks are counted, not seconds: a parent that was stopped together
+#: Between two checks of a child. They are counted, not seconds: a parent that was stopped together
 #: with its children must not blame them.
-LOOK_SECONDS: Final = 1.0
-#: A child is lost that is stopped, as by SIGSTOP, in so many looks in a row.
-STOPPED_LOOKS: Final = 3
+CHECK_SECONDS: Final = 1.0
+#: A child is lost that is stopped, as by SIGSTOP, in so many checks in a row.
+STOPPED_CHECKS: Final = 3
 #: And one that sleeps without using a processor in so many, although it owes its parent something.
-STILL_LOOKS: Final = 15
+STILL_CHECKS: Final = 15
 
 
 class Progress:
@@ -22,11 +22,11 @@ class Progress:
         self._stopped = self._still = self._waited = 0
         self._used = ""
 
-    def look(self, patience: int | None) -> str | None:
-        """Look once.
+    def check(self, patience: int | None) -> str | None:
+        """Check once.
 
         Args:
-            patience: in how many looks the child is to do what it owes; None if it owes nothing.
+            patience: in how many checks the child is to do what it owes; None if it owes nothing.
 
         Returns:
             Why the child is lost, for the log; None while it is not.
@@ -38,7 +38,7 @@ class Progress:
         state, *fields = stat.rpartition(")")[2].split()
         # A debugger's stop is another state, and does not count.
         self._stopped = self._stopped + 1 if state == "T" else 0
-        if self._stopped >= STOPPED_LOOKS:
+        if self._stopped >= STOPPED_CHECKS:
             return "is stopped"
         if patience is None:
             self._waited = self._still = 0
@@ -47,10 +47,10 @@ class Progress:
         self._still = self._still + 1 if state == "S" and used == self._used else 0
         self._used = used
         self._waited += 1
-        if self._still >= STILL_LOOKS:
-            return f"hangs: it has done nothing for {STILL_LOOKS * LOOK_SECONDS:.0f} s"
+        if self._still >= STILL_CHECKS:
+            return f"hangs: it has done nothing for {STILL_CHECKS * CHECK_SECONDS:.0f} s"
         if self._waited >= patience:
-            return f"hangs: it is not done after {patience * LOOK_SECONDS:.0f} s"
+            return f"hangs: it is not done after {patience * CHECK_SECONDS:.0f} s"
         return None
 
     def _nanoseconds(self) -> str:

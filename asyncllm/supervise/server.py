@@ -19,7 +19,7 @@ from asyncllm.supervise.child import (
 )
 from asyncllm.supervise.progress import Progress
 
-#: Looks in which a new process accepts connections; the model is not loaded before.
+#: Checks in which a new process accepts connections; the model is not loaded before.
 PATIENCE: Final = 300
 #: A server that was ready for this long starts without a delay when it dies.
 STEADY_SECONDS: Final = 60.0
@@ -87,7 +87,7 @@ class Server:
     def began(self, pid: int, channel: socket.socket, patience: int | None = None) -> None:
         """
         Args:
-            patience: of a standby: in how many looks it accepts connections.
+            patience: of a standby: in how many checks it accepts connections.
         """
         self.pid, self.channel = pid, channel
         self.stood_by, self.was_killed = patience is not None, False
@@ -115,14 +115,14 @@ class Server:
         elif message == RELOADED:
             self.hung_up = False
 
-    def look(self) -> str | None:
+    def check(self) -> str | None:
         """Why the process is lost, if it is; to be called again and again.
 
-        Once it accepts connections, it looks after its own threads.
+        Once it accepts connections, it watches its own threads.
         """
         if self._progress is None or self.was_killed:
             return None
-        return self._progress.look(None if self.accepts else self._patience)
+        return self._progress.check(None if self.accepts else self._patience)
 
     def tell(self, message: bytes) -> None:
         """Send this to its process, which may be dead by now."""

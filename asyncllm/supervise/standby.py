@@ -12,9 +12,9 @@ from typing import Final
 from asyncllm.supervise.child import PING, TAKE_OVER, send
 from asyncllm.supervise.progress import Progress
 
-#: Looks in which a process that stands by answers, or becomes the server.
+#: Checks in which a process that stands by answers, or becomes the server.
 AT_ONCE: Final = 10
-#: Looks in which it has imported everything: before it stands by, and when a server is missing.
+#: Checks in which it has imported everything: before it stands by, and when a server is missing.
 IMPORT: Final = 600
 IMPORT_SOON: Final = 30
 #: How long processes that were killed are waited for: a driver may not let go of one.
@@ -43,7 +43,7 @@ class Standby:
         self._progress = Progress(pid)
         self._is_asked = self._has_answered = False
 
-    def look(self) -> str | None:
+    def check(self) -> str | None:
         """Why the process is lost, if it is; to be called again and again.
 
         It answers pings while it waits, and as soon as it has imported everything.
@@ -59,7 +59,7 @@ class Standby:
                 self._channel.send(PING)
                 self._is_asked = True
         patience = AT_ONCE if self._has_answered else IMPORT
-        return self._progress.look(patience if was_asked else None)
+        return self._progress.check(patience if was_asked else None)
 
     def take_over(self, restarts: int, memory: int | None) -> tuple[int, socket.socket, int] | None:
         """Have the process serve, which is a server from now on.
@@ -69,7 +69,7 @@ class Standby:
             memory: a file, which becomes ``Parent.memory``.
 
         Returns:
-            Its process id, the channel to it, and in how many looks it is to accept connections;
+            Its process id, the channel to it, and in how many checks it is to accept connections;
             None if there is no such process, or it is dead.
         """
         if self.pid is None or self._channel is None:

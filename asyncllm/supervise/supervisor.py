@@ -17,7 +17,7 @@ from typing import Final
 from asyncllm.supervise.child import ACCEPT, REMEMBER, STANDBY, Parent, fork, receive
 from asyncllm.supervise.door import MakesDoor, SingleDoor
 from asyncllm.supervise.poller import Poller
-from asyncllm.supervise.progress import LOOK_SECONDS
+from asyncllm.supervise.progress import CHECK_SECONDS
 from asyncllm.supervise.server import Remembered, Server
 from asyncllm.supervise.signals import (
     FORWARDED_STOP,
@@ -68,7 +68,7 @@ class Supervisor:
         self._signals = 0
         self._signalled_at = -SAME_SECONDS
         self._kill_at: float | None = None
-        self._look_at = 0.0
+        self._check_at = 0.0
         self._exit_code: int | None = None
         self._worst_code = 0
         self._remembered = Remembered()
@@ -105,11 +105,11 @@ class Supervisor:
             if self._kill_at is not None and now >= self._kill_at:
                 self._kill_at = None
                 self._kill()
-            if now >= self._look_at:
-                self._look_at = now + LOOK_SECONDS
-                self._look()
+            if now >= self._check_at:
+                self._check_at = now + CHECK_SECONDS
+                self._check()
             self._door.act()
-            times = [self._kill_at, self._look_at, self._door.deadline]
+            times = [self._kill_at, self._check_at, self._door.deadline]
             times += [server.start_at for server in self._servers]
             next_at = min((at for at in times if at is not None), default=None)
             self._poller.wait(None if next_at is None else next_at - time.monotonic())
@@ -314,14 +314,14 @@ class Supervisor:
         kill_at = now + seconds + KILL_SECONDS
         self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Kill the children that make no progress; others take their places."""
         for server in self._servers:
-            if server.pid is not None and (why := server.look()) is not None:
+            if server.pid is not None and (why := server.check()) is not None:
                 log.error("%s %s: killing it", self._name(server), why)
                 server.was_killed = True
                 os.kill(server.pid, signal.SIGKILL)
-        if (why := self._standby.look()) is not None:
+        if (why := self._standby.check()) is not None:
             log.error("the standby %s: starting another one", why)
             self._standby.kill(is_due=not self._signals)
 

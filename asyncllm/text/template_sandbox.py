@@ -141,7 +141,8 @@ class BudgetedSandbox(ImmutableSandboxedEnvironment):
             return self._count(left + right)
         if operator == "*" and _size_of(left) * _size_of(right) > _MAX_SIZE:
             raise TooMuchWork
-        if operator == "**" and _bits(left) * max(abs(right), 1) > _MAX_NUMBER:
+        bits = left.bit_length() if isinstance(left, int) else 1
+        if operator == "**" and bits * max(abs(right), 1) > _MAX_NUMBER:
             raise TooMuchWork
         if operator == "%" and isinstance(left, str) and _WIDE.search(left):
             raise TooMuchWork
@@ -225,10 +226,6 @@ def _size_of(value: Any) -> int:
     return abs(value) if isinstance(value, int) else 1
 
 
-def _bits(value: Any) -> int:
-    return value.bit_length() if isinstance(value, int) else 1
-
-
 def template_environment() -> BudgetedSandbox:
     """A sandbox for a model's templates, which are untrusted code."""
     environment = BudgetedSandbox(
@@ -237,7 +234,9 @@ def template_environment() -> BudgetedSandbox:
     environment.filters["tojson"] = _tojson
     environment.limit_filters()
     environment.globals.update(
-        raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace
+        raise_exception=_raise_exception,
+        strftime_now=lambda format: datetime.now().strftime(format),
+        namespace=_Namespace,
     )
     return environment
 
@@ -282,10 +281,6 @@ def _tojson(
 
 def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
 
 
 class _GenerationTag(Extension):

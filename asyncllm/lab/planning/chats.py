@@ -8,9 +8,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from asyncllm.engine.recording.trace_file import NEW_ROOT, Arrival
+from asyncllm.engine.recording.trace_file import NEW_ROOT
 from asyncllm.lab.bench.cases import Range
-from asyncllm.lab.replay.workload import Workload
+from asyncllm.lab.replay.workload import Workload, plain_arrival
 
 #: Bytes of text that a token stands for.
 TOKEN_BYTES: Final = 4
@@ -121,25 +121,9 @@ def _chat(
         known = min(cached, (num_prompt - 1) // page_size) * page_size
         think = draw.expovariate(1 / load.think)
         turn = Turn(len(workload.requests), num_prompt, answer, known, think)
-        workload.add(_arrival(turn, place), "", place)
+        workload.add(plain_arrival(turn.id, place, num_prompt, answer), "", place)
         turns.append(turn)
         # The last token of an answer is not computed.
         cached = (end - 1) // page_size
     own_bytes = TOKEN_BYTES * (turns[-1].num_prompt - load.system)
     return Chat(begins, tuple(turns), text + draw.randbytes(own_bytes))
-
-
-def _arrival(turn: Turn, node: int) -> Arrival:
-    return Arrival(
-        now=0.0,
-        id=turn.id,
-        tenant="",
-        node=node,
-        new_pages=0,
-        num_prompt=turn.num_prompt,
-        max_length=turn.num_prompt + turn.num_answer,
-        priority=0,
-        surely_full=True,
-        arrival=None,
-        deadline=None,
-    )

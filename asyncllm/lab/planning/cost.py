@@ -59,7 +59,7 @@ class PredictedCost:
     def seconds(
         self, starts: np.ndarray, lengths: np.ndarray, num_samples: int, decode_steps: int = 1
     ) -> float:
-        """As ``SimCost.seconds``."""
+        """The seconds of a step on the device, with what the ranks exchange."""
         step = starts, lengths, num_samples, decode_steps
         least = seconds = self._roofline.step(*step)
         for share, reference in self._mean:
@@ -92,13 +92,13 @@ class PredictedCost:
         num_samples: int,
         decode_steps: int = 1,
     ) -> StepTiming:
-        """As ``SimCost.timing``; see ``profile`` for the times of the host."""
+        """The times of a step on the device and, by ``profile``, on the host."""
         seconds = self.seconds(starts, lengths, num_samples, decode_steps)
         shape = StepShape.of(starts, lengths, num_samples)
         return self.profile.timing(step, shape, seconds, decode_steps)
 
     def copy_seconds(self, num_pages: int, page_size: int) -> float:
-        """As ``SimCost.copy_seconds``."""
+        """The seconds to copy pages to the host's memory, or back."""
         num_bytes = num_pages * page_size * self._rank.work.kv_bytes
         return num_bytes / self._gpu.speed.copy_bandwidth
 

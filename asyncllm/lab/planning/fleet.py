@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
@@ -32,28 +32,15 @@ Routing = Literal["affinity", "least", "random"]
 RETRY_SECONDS: Final = 1.0
 
 
-class RequestRouter(Protocol):
-    """See ``asyncllm.supervise.front.router.Router``."""
-
-    def place(self, blocks: Sequence[int], num_bytes: int, among: Collection[int]) -> Placed: ...
-
-    def ended(self, placed: Placed) -> None: ...
-
-    def forget(self, replica: int) -> None: ...
-
-
-class AnyReplica:
+class AnyReplica(Router):
     """Routes at random, for comparison."""
 
-    def __init__(self, seed: int):
+    def __init__(self, num_replicas: int, seed: int):
+        super().__init__(num_replicas)
         self._draw = random.Random(seed)
 
     def place(self, blocks: Sequence[int], num_bytes: int, among: Collection[int]) -> Placed:
         return Placed(self._draw.choice(sorted(among)), 0.0)
-
-    def ended(self, placed: Placed) -> None: ...
-
-    def forget(self, replica: int) -> None: ...
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,8 +160,9 @@ class _Run:
             turn.id: turn.num_prompt + turn.num_answer for turn in turns
         }
         self._replicas: list[_Replica | None] = [self._start() for _ in range(fleet.replicas)]
-        at_random = fleet.routing == "random"
-        self._router: RequestRouter = AnyReplica(load.seed) if at_random else Router(fleet.replicas)
+        self._router = Router(fleet.replicas)
+        if fleet.routing == "random":
+            self._router = AnyReplica(fleet.replicas, load.seed)
         self._order = count()
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         # (time, replica); stale if the replica's next event is at another time.

@@ -10,7 +10,7 @@ import numpy as np
 
 from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import POLICIES
-from asyncllm.engine.recording.trace_file import NEW_ROOT, Arrival, Trace
+from asyncllm.engine.recording.trace_file import NEW_ROOT, Trace
 from asyncllm.errors import BadRequest
 from asyncllm.executor.sim.profile import HostTimes
 from asyncllm.executor.sim.timeline import StepTiming
@@ -20,7 +20,7 @@ from asyncllm.lab.planning.load import LoadPlan
 from asyncllm.lab.replay.figures import Figures, percentile
 from asyncllm.lab.replay.simulate import NEVER, Device, Simulation
 from asyncllm.lab.replay.verify import verify
-from asyncllm.lab.replay.workload import Workload
+from asyncllm.lab.replay.workload import Workload, plain_arrival
 
 #: A queue grows if the last third of the first tokens come so many times as late as the first
 #: third, and so many seconds late.
@@ -132,22 +132,10 @@ class Clients:
                     self._send(ids.popleft(), now)
 
     def _add(self, shot: Shot, group: str) -> int:
-        id, length = len(self._lengths), shot.num_in + shot.num_out
-        event = Arrival(
-            now=0.0,
-            id=id,
-            tenant="",
-            node=self._shared,
-            new_pages=0,
-            num_prompt=shot.num_in,
-            max_length=length,
-            priority=0,
-            surely_full=True,
-            arrival=None,
-            deadline=None,
-        )
+        id = len(self._lengths)
+        event = plain_arrival(id, self._shared, shot.num_in, shot.num_out)
         self._workload.add(event, "", self._shared, group)
-        self._lengths[id] = length
+        self._lengths[id] = event.max_length
         return id
 
     def _send(self, id: int, now: float) -> None:

@@ -40,6 +40,23 @@ class Request(msgspec.Struct):
         return self.event.now if self.event.arrival is None else self.event.arrival
 
 
+def plain_arrival(id: int, node: int, num_prompt: int, num_answer: int) -> Arrival:
+    """A request that is in no trace; when it arrives is still to be said."""
+    return Arrival(
+        now=0.0,
+        id=id,
+        tenant="",
+        node=node,
+        new_pages=0,
+        num_prompt=num_prompt,
+        max_length=num_prompt + num_answer,
+        priority=0,
+        surely_full=True,
+        arrival=None,
+        deadline=None,
+    )
+
+
 class LiveRequest:
     """A request being replayed: its sequence, and the token of each position.
 

@@ -93,8 +93,8 @@ log = logging.getLogger(__name__)
 END_SECONDS: Final = 5.0
 #: The same after it has closed its connection.
 LAST_SECONDS: Final = 1.0
-#: How often it is looked whether a replica was stopped; it is killed at the second look.
-LOOK_SECONDS: Final = 0.5
+#: How often it is checked whether a replica was stopped; it is killed at the second time.
+CHECK_SECONDS: Final = 0.5
 
 MODULE: Final = "asyncllm.llm.replica_worker"
 
@@ -191,7 +191,7 @@ class ReplicaProcess:
                 raise ModelError(f"{name} cannot be started: {error}", param="dp") from None
         self._cause = ""
         self._link = Link(asyncio.get_running_loop(), ours, self._on_message, self._on_end)
-        self._look()
+        self._check()
 
     def _on_message(self, kind: str, what: Any) -> None:
         loaded = self._loaded  # of the first process
@@ -253,7 +253,7 @@ class ReplicaProcess:
         except ModelError as error:
             self._lost(f"has ended: {error.message}")
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         process = self._process
         if process is None:
             return
@@ -262,4 +262,4 @@ class ReplicaProcess:
             self._cause = "it was stopped (SIGSTOP), and so killed"
             process.kill()
         self._was_stopped = stopped
-        self._timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+        self._timer = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._check)

@@ -105,7 +105,9 @@ class LiteralString:
             if (yield from source.at(_BACKSLASH)):
                 write((yield from escape()))
             elif (
-                line and (yield from source.peek()) == line and not (yield from self._calls_next())
+                line
+                and (yield from source.peek()) == line
+                and not (yield from source.sees(self._calls, 1))
             ):
                 write(escaped((yield from source.take(line))))
             elif not (yield from source.at(markers_of(quote))):
@@ -118,10 +120,6 @@ class LiteralString:
                     return True
                 write(escaped(quote))
         return False
-
-    def _calls_next(self) -> Steps[bool]:
-        """Whether a call begins behind the next character."""
-        return (yield from self._source.sees(self._calls, 1))
 
     def _holds_stop(
         self, write: Emit, quote: str, escape: Callable[[], Steps[str]], followed_by: str

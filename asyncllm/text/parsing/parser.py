@@ -14,6 +14,11 @@ from asyncllm.text.parsing.source import Emit, Source
 from asyncllm.text.parsing.tagged import TaggedReader
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
+_NEW_ID: dict[CallIds, NewId] = {
+    "random": lambda index, name: f"call_{secrets.token_hex(12)}",
+    "short": lambda index, name: "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9)),
+    "named": lambda index, name: f"functions.{name}:{index}",
+}
 
 
 class Parser:
@@ -144,18 +149,3 @@ def parameter_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     nothing = {"type": "object", "properties": {}, "additionalProperties": False}
     functions = [tool["function"] for tool in tools if tool.get("type") == "function"]
     return {function["name"]: function.get("parameters") or nothing for function in functions}
-
-
-def _random_id(index: int, name: str) -> str:
-    return f"call_{secrets.token_hex(12)}"
-
-
-def _short_id(index: int, name: str) -> str:
-    return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
-
-
-def _named_id(index: int, name: str) -> str:
-    return f"functions.{name}:{index}"
-
-
-_NEW_ID: dict[CallIds, NewId] = {"random": _random_id, "short": _short_id, "named": _named_id}

@@ -12,6 +12,7 @@ import msgspec
 from asyncllm.errors import BadRequest
 from asyncllm.text.parsing.formats import ChannelFormat, Formats, ParameterStyle, ToolFormat
 from asyncllm.text.parsing.known_formats import GENERIC
+from asyncllm.text.parsing.literal_atoms import escaped
 from asyncllm.text.parsing.parser import parameter_schemas
 from asyncllm.text.template_form import WriteCalls, calls_as_json, named_arguments
 
@@ -112,7 +113,7 @@ def call_structure(
     template = formats.tools.template
     tags = tuple(
         CallTag(
-            template.before_name + json.dumps(name, ensure_ascii=False)[1:-1] + template.after_name,
+            template.before_name + escaped(name) + template.after_name,
             schema,
             template.after_arguments,
             strict=name in strict,

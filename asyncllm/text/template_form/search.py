@@ -175,7 +175,7 @@ class _Search:
     def takes(self, form: Form, probe: Probe, tools: Sequence[Tool] | None = None) -> bool:
         """Whether the template renders a conversation with all of its words, and the tools."""
         text = self._text(form, probe.messages, probe.tools or tools or self._tools)
-        if text is None or not _has_tools(probe.tools or (), text):
+        if text is None or not all(t["function"]["name"] in text for t in probe.tools or ()):
             return False
         return _has_calls(probe.messages, text) and _has_texts(probe.messages, text)
 
@@ -183,10 +183,6 @@ class _Search:
         self, form: Form, messages: Sequence[Message], tools: Sequence[Tool] | None = None
     ) -> str | None:
         return self._render(*form.apply(checked(messages), tools))
-
-
-def _has_tools(tools: Sequence[Tool], text: str) -> bool:
-    return all(tool["function"]["name"] in text for tool in tools)
 
 
 def _has_calls(messages: Sequence[Message], text: str) -> bool:

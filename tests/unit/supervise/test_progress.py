@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from asyncllm.supervise.child import PING
-from asyncllm.supervise.progress import STILL_LOOKS, STOPPED_LOOKS, Progress
+from asyncllm.supervise.progress import STILL_CHECKS, STOPPED_CHECKS, Progress
 from asyncllm.supervise.server import PATIENCE, Server
 from asyncllm.supervise.standby import AT_ONCE, IMPORT, IMPORT_SOON, Standby
 
@@ -37,9 +37,9 @@ def child(code: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def looks_until_lost(look: Callable[[], str | None], most: int = 2000) -> tuple[int, str]:
+def checks_until_lost(check: Callable[[], str | None], most: int = 2000) -> tuple[int, str]:
     for count in range(1, most):
-        if (why := look()) is not None:
+        if (why := check()) is not None:
             return count, why
     raise AssertionError("it was never lost")
 
@@ -56,29 +56,29 @@ def test_a_stopped_child_is_lost_unless_it_goes_on(patience: int | None) -> None
         progress = Progress(process.pid)
         os.kill(process.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        for _ in range(STOPPED_LOOKS - 1):
-            assert progress.look(patience) is None
+        for _ in range(STOPPED_CHECKS - 1):
+            assert progress.check(patience) is None
         os.kill(process.pid, signal.SIGCONT)
         os.waitid(os.P_PID, process.pid, os.WCONTINUED)
-        assert progress.look(patience) is None
+        assert progress.check(patience) is None
         os.kill(process.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        assert looks_until_lost(lambda: progress.look(patience)) == (STOPPED_LOOKS, "is stopped")
+        assert checks_until_lost(lambda: progress.check(patience)) == (STOPPED_CHECKS, "is stopped")
 
 
 def test_a_child_that_sleeps_is_lost_when_it_owes_something() -> None:
     with child("import time; time.sleep(600)") as process:
         until_asleep(process.pid)
         progress = Progress(process.pid)
-        assert not any(progress.look(None) for _ in range(1000))
-        count, why = looks_until_lost(lambda: progress.look(1000))
-        assert (count, why) == (STILL_LOOKS + 1, "hangs: it has done nothing for 15 s")
+        assert not any(progress.check(None) for _ in range(1000))
+        count, why = checks_until_lost(lambda: progress.check(1000))
+        assert (count, why) == (STILL_CHECKS + 1, "hangs: it has done nothing for 15 s")
 
 
 def test_a_child_that_is_busy_for_ever_is_lost() -> None:
     with child("while True: pass") as process:
         progress = Progress(process.pid)
-        assert looks_until_lost(lambda: progress.look(50)) == (
+        assert checks_until_lost(lambda: progress.check(50)) == (
             50,
             "hangs: it is not done after 50 s",
         )
@@ -88,7 +88,7 @@ def test_a_child_that_has_ended_is_not_lost() -> None:
     with child("") as process:
         progress = Progress(process.pid)
         process.wait()
-        assert progress.look(1) is None
+        assert progress.check(1) is None
 
 
 @pytest.mark.parametrize("has_answered", [True, False])
@@ -98,11 +98,11 @@ def test_a_standby_answers_while_it_waits(has_answered: bool) -> None:
     with child("while True: pass") as process, theirs:
         standby = Standby()
         standby.began(process.pid, ours)
-        for _ in range(3 * STILL_LOOKS if has_answered else 0):
-            assert standby.look() is None
+        for _ in range(3 * STILL_CHECKS if has_answered else 0):
+            assert standby.check() is None
             assert theirs.recv(10) == PING
             theirs.send(PING)
-        count, why = looks_until_lost(standby.look)
+        count, why = checks_until_lost(standby.check)
         assert count == (AT_ONCE + 1 if has_answered else IMPORT + 1)
         assert why.startswith("hangs: it is not done")
         taken = standby.take_over(3, None)
@@ -115,9 +115,9 @@ def test_a_server_owes_to_accept_connections(stood_by: bool) -> None:
     with child("while True: pass") as process:
         server = Server(0)
         server.began(process.pid, socket.socket(), AT_ONCE if stood_by else None)
-        count, _ = looks_until_lost(server.look)
+        count, _ = checks_until_lost(server.check)
         assert count == (AT_ONCE if stood_by else PATIENCE)
         server.accepted(None)
-        assert not any(server.look() for _ in range(2 * PATIENCE))
+        assert not any(server.check() for _ in range(2 * PATIENCE))
         server.ended()
-        assert server.look() is None
+        assert server.check() is None

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from asyncllm.text.parsing.calls.typed import TYPES, as_json, parameter_names, parameter_types
-from asyncllm.text.parsing.formats import CallSyntax, NamedBody, ParameterStyle
+from asyncllm.text.parsing.formats import CallSyntax, ParameterStyle
 from asyncllm.text.parsing.literal_atoms import QUOTES, escaped
 from asyncllm.text.parsing.source import NO_MARKERS, Emit, Markers, Source, Steps, markers_of
 
@@ -28,7 +28,7 @@ class ParameterReader:
     wherever the text ends.
 
     Args:
-        call, body, style: how the call, and its parameters, are written.
+        call, style: how the call, and its parameters, are written.
         schema: the JSON schema of the parameters, which tells their types.
         following: markers that may follow the call.
     """
@@ -38,7 +38,6 @@ class ParameterReader:
         source: Source,
         emit: Emit,
         call: CallSyntax,
-        body: NamedBody,
         style: ParameterStyle,
         schema: Any,
         following: Markers,
@@ -49,7 +48,7 @@ class ParameterReader:
         self._schema = schema
         self._call_end = markers_of(*call.closing)
         names = frozenset(parameter_names(schema))
-        self._values = _ValueReader(source, call, body, style, following, names)
+        self._values = _ValueReader(source, call, style, following, names)
         self._whole = True
         self._on_lines = False  # the value begins on a line of its own
 
@@ -138,7 +137,6 @@ class _ValueReader:
         self,
         source: Source,
         call: CallSyntax,
-        body: NamedBody,
         style: ParameterStyle,
         following: Markers,
         names: frozenset[str],
@@ -151,7 +149,7 @@ class _ValueReader:
         self._behind = Markers((style.key_begin, *call.closing, *following.texts))
         sign = style.key_end[:1] if not style.key_end[:1].isalnum() else ""
         self._name = re.compile(rf"""[^<>/\n"'{re.escape(sign)}]+""")
-        self._opens_call = markers_of(body.head or call.begin)
+        self._opens_call = markers_of((call.named.head if call.named else "") or call.begin)
         line = "\n" if style.own_lines else ""
         self._ends_call = markers_of(*call.closing[:1], *(line + end for end in call.closing[:1]))
         self._own = [style.value_end, line + style.value_end]

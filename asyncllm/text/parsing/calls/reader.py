@@ -264,7 +264,7 @@ class CallReader:
             and not (yield from source.sees(markers_of(*call.closing)))
             and (yield from source.at(markers_of(style.key_begin)))
         ):
-            parameters = ParameterReader(source, start(), call, body, style, schema, self._stops)
+            parameters = ParameterReader(source, start(), call, style, schema, self._stops)
             whole = yield from parameters.read()
         elif divided and not call.is_loose and (yield from self._ends(call, opening)):
             start()("{}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from asyncllm.text.parsing.literal import Literal
@@ -14,6 +13,11 @@ TYPES: Final = frozenset({"string", "number", "integer", "boolean", "null", "obj
 _MAX_DEPTH = 16  # of references and alternatives
 _KINDS = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean", "n": "null"}
 _NONE = {"None": "null"}
+#: Types of Python and of JSON.
+_TYPE_OF: Final[dict[type, str]] = {
+    **{bool: "boolean", str: "string", int: "integer", float: "number"},
+    **{type(None): "null", dict: "object"},
+}
 
 
 def parameter_names(schema: Any) -> list[str]:
@@ -46,12 +50,8 @@ def _types(schema: Any, root: Any, depth: int) -> frozenset[str]:
         return frozenset({_type_of(schema["const"])})
     for keyword in ("anyOf", "oneOf", "allOf"):
         if isinstance(parts := schema.get(keyword), list):
-            return frozenset().union(*_each(parts, root, depth - 1))
+            return frozenset().union(*(_types(part, root, depth - 1) for part in parts))
     return frozenset()
-
-
-def _each(parts: list[Any], root: Any, depth: int) -> Iterable[frozenset[str]]:
-    return (_types(part, root, depth) for part in parts)
 
 
 def _resolve(reference: str, root: Any) -> Any:
@@ -98,20 +98,7 @@ def _fits(value: str, types: frozenset[str]) -> bool:
 
 
 def _type_of(value: Any) -> str:
-    match value:
-        case bool():
-            return "boolean"
-        case str():
-            return "string"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case None:
-            return "null"
-        case dict():
-            return "object"
-    return "array"
+    return _TYPE_OF.get(type(value), "array")
 
 
 class WrittenLiteral(NamedTuple):
