@@ -150,6 +150,8 @@ class EngineStats:
 
     ``pages_held`` are KV pages of live requests, ``pages_cached`` pages kept for prefix reuse only;
     with the free ones they add up to ``pages_total``. Of both, ``pages_pinned`` are evicted last.
+    Of models with recurrent layers, ``states_running`` are state slots of running sequences, and
+    ``states_cached`` those of checkpoints, of which ``states_used`` counts the uses.
     ``prompt_tokens`` counts prompts whose answer has begun. Of the ``admitted_tokens`` of prompts
     that began to run, ``cached_tokens`` were in the prefix cache; of those, ``host_cached_tokens``
     had to be loaded from the host. Of ``pages_evicted``, the host tier had no time to save
@@ -173,6 +175,9 @@ class EngineStats:
     pages_cached: int = 0
     pages_pinned: int = 0
     host_pages_used: int = 0
+    states_total: int = 0
+    states_running: int = 0
+    states_cached: int = 0
 
     steps: int = 0
     step_errors: int = 0
@@ -181,6 +186,8 @@ class EngineStats:
     pages_dropped: int = 0
     pins: int = 0
     pinned_pages_evicted: int = 0
+    states_used: int = 0
+    states_evicted: int = 0
     books_checks: int = 0
     books_healed: int = 0
     prompt_tokens: int = 0
@@ -248,6 +255,10 @@ class EngineStats:
         self.pins = cache.pins.num_pins
         self.pinned_pages_evicted = cache.pins.num_evicted
         self.host_pages_used = cache.num_host_used
+        states = cache.states
+        self.states_total, self.states_running = states.num_slots, states.num_taken
+        self.states_cached = states.num_kept
+        self.states_used, self.states_evicted = states.num_used, states.num_evicted
 
     def stopped(self) -> None:
         """The engine has ended, and with it all requests."""

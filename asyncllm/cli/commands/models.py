@@ -75,7 +75,9 @@ def _model(name: str) -> str:
         "KV cache": f"{spec.kv_bytes_per_token(2) / 1024:,.0f} KiB a token in 16 bits",
     }
     if state := spec.state_bytes(2):
-        rows["state"] = f"{state / 2**20:,.1f} MiB a sequence; no prefix cache yet"
+        rows["state"] = (
+            f"{state / 2**20:,.1f} MiB a sequence, and for each end of a chat that is cached"
+        )
     return "\n".join(f"{title:9} {text}" for title, text in rows.items())
 
 

@@ -19,6 +19,12 @@ class States(Protocol):
 
     num_slots: int
     num_taken: int
+    num_used: int
+    num_evicted: int
+
+    @property
+    def num_kept(self) -> int:
+        """Slots of checkpoints."""
 
     def usable(self, match: Match) -> Match:
         """The part of a match that a sequence can begin with."""
@@ -33,7 +39,7 @@ class States(Protocol):
 class NoStates:
     """Of a model without recurrent layers: its pages are all that it needs."""
 
-    num_slots = num_taken = 0
+    num_slots = num_taken = num_kept = num_used = num_evicted = 0
 
     def usable(self, match: Match) -> Match:
         return match

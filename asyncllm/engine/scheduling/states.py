@@ -249,7 +249,8 @@ class RecurrentStates:
         if kept.cuts:
             cut = kept.cuts.pop()
         elif self._cache.prefix_caching and seq.kv.ttl != 0:
-            cut = (len(seq.tokens) // self._spacing + 1) * self._spacing
+            size = self._page_size
+            cut = max(kept.last + self._spacing, (len(seq.tokens) // size + 1) * size)
         self._cut[seq.slot] = cut
 
     def _promise(self, seq: Sequence, kept: _Kept, position: int) -> bool:

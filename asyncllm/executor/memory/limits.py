@@ -33,6 +33,8 @@ GRAPHS_LAYER_BYTES = 12 << 20
 SMALL_HOST_SHARE = 0.25
 #: The most of the memory for caches that recurrent states take; pages have the rest.
 STATES_SHARE = 0.5
+#: States that the prefix cache keeps for each sequence that can run: a chat needs two or three.
+CHECKPOINTS = 4
 
 
 class GpuMemory(NamedTuple):
@@ -185,8 +187,14 @@ def _with_states(
 ) -> tuple[EngineConfig, int]:
     """The configuration for a model with recurrent layers, and the number of state slots.
 
-    Every sequence has a slot. States of prefixes are not kept, so there is no prefix cache.
+    Every running sequence has a slot. The prefix cache has the others, which are at least as many.
     """
+    if config.host_kv_gib:
+        raise ModelError(
+            "host_kv_gib: the model has recurrent layers, and without their states, which are not "
+            "kept in the host's memory, pages there are of no use",
+            param="host_kv_gib",
+        )
     room = int(STATES_SHARE * cache_bytes) // state_bytes - 1  # slot 0 is nobody's
     if room < 1:
         raise ModelError(
@@ -194,17 +202,17 @@ def _with_states(
             f"takes {gib(state_bytes)}: no sequence fits{because}",
             param="gpu_memory_utilization",
         )
-    num_states = min(config.max_num_seqs, room)
-    if num_states < config.max_num_seqs:
+    kept = CHECKPOINTS if config.prefix_caching else 0
+    num_seqs = min(config.max_num_seqs, max(1, room // 2) if kept else room)
+    if num_seqs < config.max_num_seqs:
         log.warning(
-            "max_num_seqs is %d: that many recurrent states of %s fit beside the KV cache",
-            num_states,
+            "max_num_seqs is %d: that many recurrent states of %s fit beside the KV cache%s",
+            num_seqs,
             gib(state_bytes),
+            " and as many for the prefix cache" if kept else "",
         )
-    if config.prefix_caching:
-        log.info("no prefix cache: the model has recurrent layers, whose states are not kept in it")
-    off = {"prefix_caching": False, "host_kv_gib": 0.0}
-    return msgspec.structs.replace(config, max_num_seqs=num_states, **off), num_states
+    num_states = min(room, num_seqs * (1 + kept))
+    return msgspec.structs.replace(config, max_num_seqs=num_seqs), num_states
 
 
 def _remedy(config: EngineConfig, device: str) -> str:

@@ -45,6 +45,13 @@ METRICS: Final[tuple[Metric[EngineStats], ...]] = (
     ),
     gauge("kv_pages_total", "KV pages in all.", "pages_total"),
     gauge("kv_host_pages_used", "KV pages in the host's memory.", "host_pages_used"),
+    gauge(
+        "states_running",
+        "Recurrent states of running sequences; 0 for models without recurrent layers.",
+        "states_running",
+    ),
+    gauge("states_cached", "Recurrent states kept for prefix reuse.", "states_cached"),
+    gauge("states_total", "Slots for recurrent states in all.", "states_total"),
     counter("prompt_tokens", "Prompt tokens of requests that began to answer.", "prompt_tokens"),
     counter(
         "admitted_prompt_tokens", "Prompt tokens of requests that began to run.", "admitted_tokens"
@@ -68,6 +75,10 @@ METRICS: Final[tuple[Metric[EngineStats], ...]] = (
         "Evicted KV pages that the host tier had no time to save.",
         "pages_dropped",
     ),
+    counter("states_used", "Sequences that began with a cached recurrent state.", "states_used"),
+    counter(
+        "states_evicted", "Cached recurrent states that made room for others.", "states_evicted"
+    ),
     counter("pins", "Requests that have pinned their prefix.", "pins"),
     counter(
         "kv_pinned_pages_evicted",
@@ -76,12 +87,12 @@ METRICS: Final[tuple[Metric[EngineStats], ...]] = (
     ),
     counter(
         "kv_books_checks",
-        "Times that the engine was idle and counted its KV pages and slots.",
+        "Times that the engine was idle and counted its KV pages, slots and states.",
         "books_checks",
     ),
     counter(
         "kv_books_healed",
-        "Times that the count of KV pages and slots was wrong and the prefix cache was emptied.",
+        "Times that pages, slots or states did not add up and the prefix cache was emptied.",
         "books_healed",
     ),
     counter("steps", "Model steps.", "steps"),

@@ -22,6 +22,7 @@ def limits(
     host_bytes: int = 64 * GIB,
     cache_bytes: int = 4 * GIB,
     account: str = "",
+    state_bytes: int = 0,
     **options: Any,
 ) -> EngineLimits:
     return resolve_limits(
@@ -33,6 +34,7 @@ def limits(
         host_bytes=host_bytes,
         bytes_per_token=BYTES_PER_TOKEN,
         account=account,
+        state_bytes=state_bytes,
     )
 
 
@@ -151,3 +153,37 @@ def test_a_context_that_does_not_fit_names_the_option_that_helps() -> None:
 def test_the_limits_of_pins_are_those_configured() -> None:
     found = limits(max_cache_ttl_s=60.0, max_pinned_share=0.1)
     assert (found.max_cache_ttl, found.max_pinned_share) == (60.0, 0.1)
+
+
+# -- recurrent states ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "caching", "sequences", "states"),
+    [
+        (4, True, 4, 20),
+        (16, True, 16, 63),
+        (40, True, 31, 63),
+        (40, False, 40, 40),
+        (100, False, 63, 63),
+    ],
+)
+def test_states_take_half_of_the_memory_at_most_and_the_prefix_cache_has_half_of_them(
+    wanted: int, caching: bool, sequences: int, states: int
+) -> None:
+    found = limits(state_bytes=2**25, max_num_seqs=wanted, prefix_caching=caching)
+    assert (found.max_num_seqs, found.num_states) == (sequences, states)
+    assert found.state_bytes == 2**25
+    assert found.num_pages <= 4096 - 32 * (states + 1)
+
+
+def test_a_model_whose_state_does_not_fit_is_refused() -> None:
+    assert limits(state_bytes=GIB).num_states == 1
+    with pytest.raises(ModelError, match=r"one takes 1\.10 GiB: no sequence fits"):
+        limits(state_bytes=int(1.1 * GIB))
+
+
+def test_a_host_tier_without_states_is_refused() -> None:
+    with pytest.raises(ModelError, match="recurrent layers") as caught:
+        limits(state_bytes=2**25, host_kv_gib=1)
+    assert caught.value.param == "host_kv_gib"

@@ -1,0 +1,65 @@
+"""Prefix hits of a real model with recurrent layers, at every depth, are exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncllm import AsyncLLM, BeamSearchParams, Completion, SamplingParams
+
+OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "cpu_threads": 1, "page_size": 4}
+PARAMS = SamplingParams(temperature=0.0, max_tokens=12, logprobs=1, ignore_eos=True)
+
+
+def words(start: int, count: int) -> list[int]:
+    return [4 + (start * 37 + i * i * 7 + i) % 90 for i in range(count)]
+
+
+def same(completion: Completion, expected: Completion) -> None:
+    assert completion.token_ids == expected.token_ids
+    for entry, other in zip(completion.logprobs or (), expected.logprobs or (), strict=True):
+        assert entry.logprob == pytest.approx(other.logprob, abs=1e-4)
+
+
+@pytest.mark.parametrize("few", [False, True], ids=["many slots", "few slots"])
+async def test_answers_are_those_of_an_engine_without_a_cache(
+    few: bool, folder_of: Callable[[str], Path]
+) -> None:
+    """Prompts that leave a common path at every depth, next turns, and equal prompts at once."""
+    folder = folder_of("qwen3_5")
+    options = {**OPTIONS, "max_num_seqs": 1 if few else 8, "prefill_chunk": 48}
+    base = words(0, 150)
+    prompts = [[*base[:depth], *words(depth, 9)] for depth in (150, *range(5, 150, 23))]
+    async with (
+        AsyncLLM(folder, **options) as llm,
+        AsyncLLM(folder, **OPTIONS, prefix_caching=False) as plain,
+    ):
+        expected = await plain.generate(prompts, PARAMS)
+        for prompt, answer in zip(prompts, expected, strict=True):
+            same(await llm.generate(prompt, PARAMS), answer)
+        for completion, answer in zip(await llm.generate(prompts, PARAMS), expected, strict=True):
+            same(completion, answer)
+        chat, found = [*prompts[0], *expected[0].token_ids], 0
+        for turn in range(3):
+            completion = await llm.generate(chat, PARAMS)
+            same(completion, await plain.generate(chat, PARAMS))
+            found += completion.usage.cached_tokens
+            chat += [*completion.token_ids, *words(turn, 20)]
+        new = words(77, 120)
+        again, answer = await llm.generate([new] * 4, PARAMS), await plain.generate(new, PARAMS)
+        for completion in again:
+            same(completion, answer)
+        beams = BeamSearchParams(beam_width=3, max_tokens=6)
+        found_beams = await llm.beam_search(prompts[0], beams)
+        expected_beams = await plain.beam_search(prompts[0], beams)
+        assert [beam.token_ids for beam in found_beams] == [
+            beam.token_ids for beam in expected_beams
+        ]
+        if not few:
+            assert found >= 3 * 130
+            assert sum(completion.usage.cached_tokens for completion in again) >= 3 * 104
+            assert llm.stats.states_used > 10
+        assert llm.stats.books_healed == llm.stats.pages_held == 0
