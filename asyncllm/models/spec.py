@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -13,6 +12,7 @@ from asyncllm.models import registry
 from asyncllm.models.config.base import Config
 from asyncllm.models.quant.config import Quantization, parse_quantization
 from asyncllm.models.wrong_files import about_folder
+from asyncllm.text.model_files import read_json
 from asyncllm.types.sampling_defaults import SamplingDefaults
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def read_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> Model
 
 
 def _read_spec(path: Path, overrides: Mapping[str, Any]) -> ModelSpec:
-    whole = _overridden(_read_json(path), overrides)
+    whole = _overridden(read_json(path, required=True), overrides)
     raw = {**whole, **(whole.get("text_config") or {})}
     architecture = _architecture(whole, path)
     if registry.is_backbone(architecture):
@@ -112,7 +112,7 @@ def _read_spec(path: Path, overrides: Mapping[str, Any]) -> ModelSpec:
         raise ModelError(f"{path}: {error}") from None
 
     generation_path = path.with_name("generation_config.json")
-    generation = _read_json(generation_path) if generation_path.exists() else {}
+    generation = read_json(generation_path)
     recommended = _convert(generation, _TokenIds, generation_path)
     own = _convert(raw, _TokenIds, path)
     outer = _convert(whole, _TokenIds, path)
@@ -139,7 +139,7 @@ def read_sampling_defaults(folder: Path) -> SamplingDefaults:
         ModelError: it is missing or broken.
     """
     path = folder.expanduser() / "generation_config.json"
-    return _convert(_read_json(path), SamplingDefaults, path)
+    return _convert(read_json(path, required=True), SamplingDefaults, path)
 
 
 def _overridden(config: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,20 +156,6 @@ def _overridden(config: dict[str, Any], overrides: Mapping[str, Any]) -> dict[st
                 value = {k: v for k, v in given.items() if k == "rope_theta"} | value
         changed[key] = value
     return changed
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from None
-    except RecursionError:
-        raise ModelError(f"{path} is nested too deeply") from None
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} is not a JSON object")
-    return content
 
 
 def _architecture(raw: dict[str, Any], path: Path) -> str:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Final
 
 from asyncllm.supervise.child import PING, TAKE_OVER, send
-from asyncllm.supervise.progress import Progress
+from asyncllm.supervise.server import Progress
 
 #: Checks in which a process that stands by answers, or becomes the server.
 AT_ONCE: Final = 10

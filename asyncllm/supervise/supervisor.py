@@ -17,8 +17,7 @@ from typing import Final
 from asyncllm.supervise.child import ACCEPT, REMEMBER, STANDBY, Parent, fork, receive
 from asyncllm.supervise.door import MakesDoor, SingleDoor
 from asyncllm.supervise.poller import Poller
-from asyncllm.supervise.progress import CHECK_SECONDS
-from asyncllm.supervise.server import Remembered, Server
+from asyncllm.supervise.server import CHECK_SECONDS, Remembered, Server
 from asyncllm.supervise.signals import (
     FORWARDED_STOP,
     GRACE_SECONDS,

@@ -13,17 +13,17 @@ from asyncllm.errors import ModelError
 _CONVERTIBLE = ("vocab.json", "tokenizer.model", "vocab.txt", "spiece.model", "tekken.json")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in this file; empty if there is no such file.
+def read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
+    """The JSON object in this file; empty if there is no such file, unless it is ``required``.
 
     Raises:
         ModelError: the file is not a JSON object.
     """
     try:
         value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not required:
+            return {}
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from None
     except ValueError as error:
         raise ModelError(f"{path} is not valid JSON: {error}") from error

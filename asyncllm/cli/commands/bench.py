@@ -35,9 +35,8 @@ from asyncllm.lab.bench import cases
 from asyncllm.system.terminal import LoadingBar
 
 if TYPE_CHECKING:
-    from asyncllm.lab.bench.earlier import Earlier
     from asyncllm.lab.bench.load import Target
-    from asyncllm.lab.bench.report import OnlineRow, Report
+    from asyncllm.lab.bench.report import Earlier, OnlineRow, Report
 
 _LENGTHS: Final = {
     "input-len": "instead of the cases: tokens of each prompt (default: 512)",
@@ -219,6 +218,7 @@ def run_serve(args: argparse.Namespace) -> int:
     from asyncllm.lab.bench import server, tables
     from asyncllm.lab.bench.load import Target
     from asyncllm.lab.bench.report import Report, describe
+    from asyncllm.llm.client.request_fields import changed_fields
     from asyncllm.llm.load import name_of
 
     with ExitStack() as stack:
@@ -233,7 +233,7 @@ def run_serve(args: argparse.Namespace) -> int:
             report = Report(
                 machine=describe(process.device),
                 model=model.name,
-                settings={k: v for k, v in server.changed(config).items() if k != "model"},
+                settings={k: v for k, v in changed_fields(config).items() if k != "model"},
                 start_s=process.start_s,
             )
         # Other engines do not tell; few vocabularies are smaller than the largest id of the cases.
@@ -276,7 +276,7 @@ def _prepare(args: argparse.Namespace, model: str) -> Earlier | None:
     Raises:
         BadRequest, OSError: one of the files is wrong.
     """
-    from asyncllm.lab.bench.earlier import Earlier
+    from asyncllm.lab.bench.report import Earlier
 
     if args.peer is not None and args.compare is None:
         usage_error(args, "--peer is one of those in the file of --compare")

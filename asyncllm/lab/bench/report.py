@@ -1,4 +1,4 @@
-"""The figures of a run of ``asyncllm bench``, and their file."""
+"""The figures of a run of asyncllm bench, their file, and earlier ones to compare with."""
 
 from __future__ import annotations
 
@@ -7,13 +7,31 @@ import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from asyncllm.engine.stats import StepFigures
 from asyncllm.errors import BadRequest
 from asyncllm.version import __version__
+
+#: The metrics that are compared, and whether more is better.
+METRICS: Final = {
+    "tok_s": True,
+    "ttft_ms": False,
+    "ttft_p50": False,
+    "ttft_p99": False,
+    "tpot_p50": False,
+    "itl_p50": False,
+    "itl_p99": False,
+    "itl_max": False,
+    "long_ttft_p50": False,
+    "long_ttft_p99": False,
+    "start_s": False,
+}
+#: The case that ``start_s`` counts as.
+START: Final = "start"
+_ONLINE: Final = "online_"
 
 
 class OfflineRow(msgspec.Struct, kw_only=True):
@@ -134,3 +152,143 @@ def _cpu() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+class Figure(NamedTuple):
+    """The values of one engine in one case, by metric."""
+
+    engine: str
+    model: str
+    online: bool
+    case: str
+    values: dict[str, float]
+
+
+class Comparison(NamedTuple):
+    """One value and an earlier one; ``ratio`` is above 1 if ours is better."""
+
+    case: str
+    metric: str
+    ours: float
+    theirs: float
+    engine: str
+    ratio: float
+
+
+class _PeerRow(msgspec.Struct):
+    engine: str
+    model: str
+    case: str
+    out_tok_s: float
+
+
+class Earlier:
+    """The figures of a file."""
+
+    def __init__(self, path: Path, figures: list[Figure]):
+        self.path = path
+        self.figures = figures
+
+    @classmethod
+    def read(cls, path: Path) -> Earlier:
+        """A file of ``asyncllm bench --json``, or a table of peers.
+
+        Such a table is an object with a list ``offline`` of rows ``{engine, model, case,
+        out_tok_s}``, and for each engine an object ``online_ENGINE`` of ``{model: {case: {metric:
+        number}, "start_s": number}}``.
+
+        Raises:
+            BadRequest: it is neither; the message says where.
+            OSError: it cannot be read.
+        """
+        content = path.read_bytes()
+        try:
+            raw = msgspec.json.decode(content, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise BadRequest(f"{path} is not a JSON object: {error}") from None
+        if "asyncllm" in raw:
+            report = decode_report(content, path)
+            return cls(path, _of_report(report))
+        try:
+            figures = _of_peers(raw)
+        except msgspec.ValidationError as error:
+            raise BadRequest(f"{path} is not a table of peers: {error}") from None
+        if not figures:
+            raise BadRequest(f"{path} has no figures: neither 'offline' nor 'online_ENGINE'")
+        return cls(path, figures)
+
+    def select(self, model: str, peer: str | None = None) -> Earlier:
+        """The figures of one model, and of one engine if it is named.
+
+        Raises:
+            BadRequest: there are none; the message lists the others.
+        """
+        chosen = [figure for figure in self.figures if figure.model == short_name(model)]
+        if not chosen:
+            models = sorted({figure.model for figure in self.figures})
+            raise BadRequest(
+                f"{self.path} has figures of {', '.join(models)}; not of {short_name(model)}"
+            )
+        if peer is not None:
+            engines = sorted({figure.engine for figure in chosen})
+            chosen = [figure for figure in chosen if figure.engine == peer]
+            if not chosen:
+                raise BadRequest(f"{self.path} has figures of {', '.join(engines)}; not of {peer}")
+        return Earlier(self.path, chosen)
+
+    def compare(self, report: Report) -> list[Comparison]:
+        """Compare each value with the engine that has the most tokens per second in the case."""
+        found: list[Comparison] = []
+        for ours in _of_report(report):
+            same = [f for f in self.figures if (f.online, f.case) == (ours.online, ours.case)]
+            if not same:
+                continue
+            best = max(same, key=_goodness)
+            for metric, value in ours.values.items():
+                other = best.values.get(metric)
+                if other and value:
+                    ratio = value / other if METRICS[metric] else other / value
+                    found.append(Comparison(ours.case, metric, value, other, best.engine, ratio))
+        return found
+
+
+def _of_report(report: Report) -> list[Figure]:
+    rows: list[OfflineRow | OnlineRow] = [*report.offline, *report.online]
+    model = short_name(report.model)
+    figures = [
+        Figure("asyncllm", model, isinstance(row, OnlineRow), row.case, _values(row))
+        for row in rows
+    ]
+    if report.start_s is not None:
+        started = {"start_s": report.start_s}
+        figures.append(Figure("asyncllm", model, bool(report.online), START, started))
+    return figures
+
+
+def _goodness(figure: Figure) -> tuple[float, float]:
+    return figure.values.get("tok_s", 0.0), -figure.values.get("start_s", 0.0)
+
+
+def _values(row: OfflineRow | OnlineRow) -> dict[str, float]:
+    fields = msgspec.structs.asdict(row)
+    return {name: fields[name] for name in METRICS if fields.get(name) is not None}
+
+
+def _of_peers(raw: dict[str, Any]) -> list[Figure]:
+    figures = [
+        Figure(row.engine, row.model, False, row.case, {"tok_s": row.out_tok_s})
+        for row in msgspec.convert(raw.get("offline", []), list[_PeerRow])
+    ]
+    for key, value in raw.items():
+        if not key.startswith(_ONLINE):
+            continue
+        models = msgspec.convert(value, dict[str, dict[str, float | dict[str, float]]])
+        for model, cases in models.items():
+            for case, numbers in cases.items():
+                if isinstance(numbers, float):  # of no case, such as start_s
+                    case, numbers = START, {case: numbers}
+                values = {name: numbers[name] for name in METRICS if name in numbers}
+                if values:
+                    engine = key.removeprefix(_ONLINE)
+                    figures.append(Figure(engine, model, True, case, values))
+    return figures

@@ -12,12 +12,11 @@ from typing import Any, Final, NamedTuple, NoReturn, Self
 from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, Request, build_opener
 
-import msgspec
-
 from asyncllm.config import EngineConfig
 from asyncllm.engine.stats import StepFigures
 from asyncllm.errors import AsyncLLMError, BadRequest, NotFound
 from asyncllm.llm.client.answers import ModelList, decode, decode_error
+from asyncllm.llm.client.request_fields import changed_fields
 from asyncllm.server.metrics.scrape import KEPT_SECONDS
 
 #: Seconds for an answer without tokens.
@@ -136,16 +135,11 @@ def _exit(number: int, _frame: object) -> NoReturn:
     sys.exit(128 + number)
 
 
-def changed(config: EngineConfig) -> dict[str, Any]:
-    """The fields that differ from their defaults."""
-    values = msgspec.structs.asdict(config)
-    defaults = {field.name: field.default for field in msgspec.structs.fields(EngineConfig)}
-    return {name: value for name, value in values.items() if value != defaults[name]}
-
-
 def options(config: EngineConfig) -> list[str]:
     """The command line of ``asyncllm serve`` for a configuration."""
-    return [_option(name.replace("_", "-"), value) for name, value in changed(config).items()]
+    return [
+        _option(name.replace("_", "-"), value) for name, value in changed_fields(config).items()
+    ]
 
 
 def _option(name: str, value: Any) -> str:

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from asyncllm.engine.stats import StepFigures
-from asyncllm.lab.bench.earlier import Comparison, Earlier
-from asyncllm.lab.bench.report import OfflineRow, OnlineRow, Report
+from asyncllm.lab.bench.report import Comparison, Earlier, OfflineRow, OnlineRow, Report
 from asyncllm.system.terminal import table, wrapped
 
 _OFFLINE: Final = ("case", "tokens in", "tokens out", "seconds", "tok/s", "ms/token", "TTFT")

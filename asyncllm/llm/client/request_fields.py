@@ -9,7 +9,6 @@ import msgspec
 from asyncllm.errors import BadRequest
 from asyncllm.text.grammar import Choice, Ebnf, JsonObject, JsonSchema, Regex, StructuralTags
 from asyncllm.types import SamplingParams, SchedulingParams
-from asyncllm.types.embedding import EmbeddingParams
 
 #: Parameters that a server derives from its chat template.
 _OF_TEMPLATES: Final = ("reasoning", "shown_special_tokens")
@@ -57,7 +56,7 @@ def scheduling_fields(scheduling: SchedulingParams) -> dict[str, Any]:
     return changed_fields(scheduling)
 
 
-def changed_fields(params: SchedulingParams | EmbeddingParams) -> dict[str, Any]:
+def changed_fields(params: msgspec.Struct) -> dict[str, Any]:
     """The fields that are not at their defaults."""
     defaults = msgspec.structs.asdict(type(params)())
     fields = msgspec.structs.asdict(params)

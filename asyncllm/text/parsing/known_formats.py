@@ -14,7 +14,7 @@ from asyncllm.text.parsing.formats import (
     ReasoningFormat,
     ToolFormat,
 )
-from asyncllm.text.reasoning_marks import CHANNEL_ENDS, REASONING_MARKS
+from asyncllm.text.reasoning import CHANNEL_ENDS, REASONING_MARKS
 
 
 def _written(call: str, *, begin: str = "", separator: str = "", end: str = "") -> CallTemplate:

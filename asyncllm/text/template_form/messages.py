@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from asyncllm.errors import BadRequest
-from asyncllm.text.reasoning_marks import CHANNEL_ENDS, REASONING_MARKS
+from asyncllm.text.reasoning import CHANNEL_ENDS, REASONING_MARKS
 
 #: A message of a chat: a role, content, and for calls what OpenAI's API has.
 Message: TypeAlias = dict[str, Any]

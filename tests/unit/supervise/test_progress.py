@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from asyncllm.supervise.child import PING
-from asyncllm.supervise.progress import STILL_CHECKS, STOPPED_CHECKS, Progress
-from asyncllm.supervise.server import PATIENCE, Server
+from asyncllm.supervise.server import PATIENCE, STILL_CHECKS, STOPPED_CHECKS, Progress, Server
 from asyncllm.supervise.standby import AT_ONCE, IMPORT, IMPORT_SOON, Standby
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from asyncllm.text.parsing.calls.arguments import (
+    JsonCall,
     NotACall,
     NotOffered,
     offered,
     read_arguments,
     written_names,
 )
-from asyncllm.text.parsing.calls.json_call import JsonCall
 from asyncllm.text.parsing.calls.parameters import ParameterReader
 from asyncllm.text.parsing.calls.typed import parameter_names
 from asyncllm.text.parsing.events import Outbox

@@ -12,8 +12,7 @@ import pytest
 from asyncllm.engine.stats import StepFigures
 from asyncllm.errors import BadRequest
 from asyncllm.lab.bench import tables
-from asyncllm.lab.bench.earlier import Earlier
-from asyncllm.lab.bench.report import OfflineRow, OnlineRow, Report, decode_report
+from asyncllm.lab.bench.report import Earlier, OfflineRow, OnlineRow, Report, decode_report
 
 ENGINE = StepFigures(
     seconds=1.0,
