@@ -12,6 +12,7 @@ from asyncllm.attention.base import ForwardBatch
 from asyncllm.kernels.types import AttentionSpec
 from asyncllm.models.config.base import StateShape
 from asyncllm.models.layers.embedding import OutputProjection
+from asyncllm.models.layers.moe import SparseMoE
 from asyncllm.models.layers.parameter import Packed, Stored
 from asyncllm.models.quant.place import Place
 from asyncllm.models.quant.weight import QuantizedWeight
@@ -45,6 +46,18 @@ class CausalLM(nn.Module, ABC):
     def state_bytes(self, itemsize: int) -> int:
         """Bytes of this rank's recurrent state of one sequence, for a dtype of that size."""
         return sum(state.num_bytes(itemsize) for state in self.states.values())
+
+    def weights_per_token(self) -> int:
+        """This rank's weights that one token is multiplied with: of experts, those it chooses."""
+        count = 0
+        for module in self.modules():
+            if isinstance(module, QuantizedWeight):
+                count += module.shape.numel()
+            else:
+                count += sum(weight.numel() for weight in module.parameters(recurse=False))
+            if isinstance(module, SparseMoE):
+                count -= module.unused_weights()
+        return count
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:

@@ -185,14 +185,16 @@ class PaddedSteps:
 
 
 def captured_tokens(model: CausalLM) -> int:
-    """The most tokens for which a mixed step is worth a graph: 8,192 of Qwen3-0.6B, 1,575 of 8B.
+    """The most tokens for which a mixed step is worth a graph.
+
+    8,192 of Qwen3-0.6B, 1,582 of 8B, 5,179 of 30B-A3B, which has more layers and fewer weights for
+    a token.
 
     A larger step runs longer than launching its kernels one by one takes, so padding it would only
     cost time.
     """
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
     launching = model.num_layers * LAUNCH_SECONDS
-    return min(int(launching * FLOPS / (2 * num_parameters)), MIXED_TOKENS[-1])
+    return min(int(launching * FLOPS / (2 * model.weights_per_token())), MIXED_TOKENS[-1])
 
 
 def step_sizes(largest: int) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from torch import Tensor, nn
@@ -276,6 +277,12 @@ class SparseMoE(nn.Module):
         self.experts.shared = 0
         self.gate.routing = self.gate.routing._replace(shared=0)
         self.shared_expert = self._make_shared()
+
+    def unused_weights(self) -> int:
+        """Weights of the experts that a token does not choose."""
+        experts = self.experts
+        stored = sum(math.prod(shape) for shape in experts.shapes().values())
+        return stored * (experts.routed - self.gate.routing.top_k) // experts.count
 
     def forward(
         self,

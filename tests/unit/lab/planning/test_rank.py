@@ -126,3 +126,18 @@ def test_experts_in_blocks_stay_quantised_where_other_weights_do_not(tmp_path: P
     assert ada.work.expert_bytes == hopper.work.expert_bytes
     assert ada.work.weight_bytes == plain.work.weight_bytes
     assert ada.weight_bytes < 0.55 * plain.weight_bytes
+
+
+def test_the_largest_captured_step_depends_on_what_a_token_is_multiplied_with(
+    tmp_path: Path,
+) -> None:
+    """Not on all experts, nor on how many bytes the weights take."""
+    dense = rank_of(tmp_path, QWEN3_8B).captured_tokens
+    sparse = rank_of(tmp_path, QWEN3_30B_A3B).captured_tokens
+    assert 1500 < dense < 1700
+    assert 5000 < sparse < 5400
+    more = rank_of(tmp_path, QWEN3_30B_A3B, num_experts=256).captured_tokens
+    assert more == pytest.approx(sparse, rel=0.02), "routers have more rows"
+    for config, tokens in ((QWEN3_8B, dense), (QWEN3_30B_A3B, sparse)):
+        fp8 = rank_of(tmp_path, config, quantization_config=FP8).captured_tokens
+        assert fp8 == pytest.approx(tokens, rel=0.01)
