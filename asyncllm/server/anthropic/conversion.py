@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.anthropic import requests
+from asyncllm.server.anthropic.requests import MessagesRequest
 from asyncllm.server.chat.adapter import convert_part, generating_fields, tool_call
 from asyncllm.server.chat.messages import function_of, plain_choice, result_content
 from asyncllm.server.chat.requests import ChatRequest, ChatTool, NamedSchema, ResponseFormat
 from asyncllm.server.http.parse import unsupported
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from asyncllm.server.anthropic.requests import MessagesRequest
 
 #: From the fields of a chat to this API's names.
 NAMES: Final = {

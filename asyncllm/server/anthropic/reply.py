@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
+from aiohttp import web
 
 from asyncllm.errors import AsyncLLMError
 from asyncllm.server.anthropic import schemas
+from asyncllm.server.chat.conversation import Conversation
 from asyncllm.server.chat.message_reader import SingleReply
 from asyncllm.server.http.answer import encode
 from asyncllm.server.http.errors import error_body, error_response
 from asyncllm.server.http.middleware import request_id
 from asyncllm.server.streaming.frames import EVENT_STREAM, named_event
 from asyncllm.text.parsing import Content, Event, Reasoning, ToolArguments, ToolStart
-from asyncllm.types import FinishReason
-
-if TYPE_CHECKING:
-    from aiohttp import web
-
-    from asyncllm.server.chat.conversation import Conversation
-    from asyncllm.types import TokenDelta
+from asyncllm.types import FinishReason, TokenDelta
 
 #: Types of errors, by the HTTP status.
 _ERRORS: Final = {

@@ -63,7 +63,7 @@ ROOT: Final = "/v1/messages"
 
 _post = partial(
     Route,
-    method="POST",
+    "POST",
     error=schemas.AnthropicError,
     write_error=anthropic_error_response,
     refers=REFERRED_BLOCKS,
@@ -71,9 +71,9 @@ _post = partial(
 
 ROUTES: Final = (
     _post(
-        path="/v1/messages",
-        handler=create_message,
-        summary="Answer a conversation, in Anthropic's words",
+        "/v1/messages",
+        create_message,
+        "Answer a conversation, in Anthropic's words",
         body=MessagesRequest,
         answers=(schemas.AnthropicMessage,),
         event=schemas.AnthropicEvent,
@@ -81,9 +81,9 @@ ROUTES: Final = (
         refusals=GENERATES,
     ),
     _post(
-        path="/v1/messages/count_tokens",
-        handler=count_tokens,
-        summary="How many tokens a conversation has",
+        "/v1/messages/count_tokens",
+        count_tokens,
+        "How many tokens a conversation has",
         body=CountTokensRequest,
         answers=(schemas.TokenCount,),
         refusals=TAKES_JSON,

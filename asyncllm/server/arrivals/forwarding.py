@@ -8,26 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import Final
 from urllib.parse import quote, unquote
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from asyncllm.errors import NotReady
-from asyncllm.server.arrivals.routed import REPLICA, REPLICAS, RoutedConnection, routed_of
+from asyncllm.server.arrivals.routed import REPLICA, REPLICAS, Routed, RoutedConnection, routed_of
 from asyncllm.server.http.answer import json_response
 from asyncllm.server.http.middleware import request_id
 from asyncllm.server.http.route import BY_HANDLER
 from asyncllm.server.observe.access_log import current_entry
-from asyncllm.supervise.front.answers import read_answer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from aiohttp.typedefs import Handler
-
-    from asyncllm.server.arrivals.routed import Routed
-    from asyncllm.supervise.front.answers import Answer
+from asyncllm.supervise.front.answers import Answer, read_answer
 
 #: In a question of the front, with a name: which replica has what is called so, and since when?
 SEEK: Final = "X-Asyncllm-Seek"

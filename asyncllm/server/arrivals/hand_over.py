@@ -6,21 +6,18 @@ process that supervises it, which gives both to the next server. For the client,
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from aiohttp import web
 
 from asyncllm.server.http.connection import KIND, Connection
 from asyncllm.server.http.middleware import HAND_OVER
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
-
-    from asyncllm.supervise.child import Parent
+from asyncllm.supervise.child import Parent
 
 #: Bytes that are kept of one request, and of all.
 MOST_OF_ONE: Final = 2**20

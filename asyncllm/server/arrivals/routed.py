@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.base_protocol import BaseProtocol
@@ -19,6 +20,7 @@ from aiohttp.http_parser import HttpRequestParser
 from asyncllm.errors import EngineDead
 from asyncllm.server.arrivals.names import NUMBERS, Numbers
 from asyncllm.server.http.connection import KIND, Connection
+from asyncllm.server.http.listener import Listener
 from asyncllm.server.http.middleware import HAND_OVER
 from asyncllm.supervise.front_channel import (
     BEGUN,
@@ -28,14 +30,9 @@ from asyncllm.supervise.front_channel import (
     MOVED,
     NOWHERE,
     NUMBER_BYTES,
+    FrontChannel,
     sent,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from asyncllm.server.http.listener import Listener
-    from asyncllm.supervise.front_channel import FrontChannel
 
 #: Bytes of a client that are kept: longer requests are known by their length, if that is certain.
 MOST_KEPT: Final = 64 * 1024

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
+from aiohttp import web
+
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.server.arrivals.forwarding import forward
 from asyncllm.server.arrivals.hand_over import add_hand_over, is_second
 from asyncllm.server.arrivals.names import NUMBERS, Numbers
 from asyncllm.server.arrivals.routed import add_routing, adopt
+from asyncllm.server.http.listener import Listener
+from asyncllm.supervise.child import Parent
 from asyncllm.supervise.front_channel import FrontChannel
 from asyncllm.supervise.listening import listen, url_of
 from asyncllm.supervise.standard_files import announce
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Sequence
-
-    from aiohttp import web
-
-    from asyncllm.config.server_config import ServerConfig
-    from asyncllm.server.http.listener import Listener
-    from asyncllm.supervise.child import Parent
-    from asyncllm.supervise.tls import Tls
+from asyncllm.supervise.tls import Tls
 
 
 class ConnectionSource:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
 import h11
 
 from asyncllm.errors import AsyncLLMError
-from asyncllm.server.embedded.exchange import Exchange, InProcess
-
-if TYPE_CHECKING:
-    from asyncllm.server.embedded.exchange import Headers
-    from asyncllm.server.model import Model
+from asyncllm.server.embedded.exchange import Exchange, Headers, InProcess
+from asyncllm.server.model import Model
 
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from typing import TYPE_CHECKING, Final, Self, cast
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
+from types import TracebackType
+from typing import Final, Self, cast
 
 import h11
 from aiohttp import web
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.server.app import create_app
 from asyncllm.server.arrivals.forwarding import answer_seek
 from asyncllm.server.arrivals.routed import add_number
 from asyncllm.server.http.browsers import guard
 from asyncllm.server.http.connection import connector
+from asyncllm.server.model import Model
 from asyncllm.supervise.front.hosts import hosts_of
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
-    from types import TracebackType
-
-    from asyncllm.config.server_config import ServerConfig
-    from asyncllm.server.model import Model
 
 Headers = list[tuple[bytes, bytes]]
 

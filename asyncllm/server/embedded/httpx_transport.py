@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Coroutine,
+    Generator,
+    Iterator,
+)
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import h11
 
 from asyncllm.errors import EngineDead
-from asyncllm.server.embedded.exchange import Exchange, InProcess, ask
+from asyncllm.server.embedded.exchange import Exchange, Headers, InProcess, ask
 
 try:  # what newer SDKs use; some accept no other
     import httpx2 as httpx
 except ImportError:
     import httpx  # type: ignore[no-redef]
 
-if TYPE_CHECKING:
-    from collections.abc import (
-        AsyncGenerator,
-        AsyncIterable,
-        AsyncIterator,
-        Coroutine,
-        Generator,
-        Iterator,
-    )
-
-    from asyncllm.server.embedded.exchange import Headers
 
 T = TypeVar("T")
 

@@ -11,21 +11,19 @@ import asyncio
 import errno
 import logging
 import socket
+import ssl
 import struct
 from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Callable, Coroutine, Sequence
+from asyncllm.server.http.traffic import Waits
+from asyncllm.supervise.crowd import Crowd, Use
+from asyncllm.supervise.tls import Tls
 
-    from asyncllm.server.http.traffic import Waits
-    from asyncllm.supervise.crowd import Crowd, Use
-    from asyncllm.supervise.tls import Tls
-
-    #: A connection, and what it may be used for.
-    _Accepted = tuple[socket.socket, Use]
+#: A connection, and what it may be used for.
+_Accepted = tuple[socket.socket, Use]
 
 log = logging.getLogger(__name__)
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeVar
 
 import msgspec
 from aiohttp import Payload, web
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from aiohttp.abc import AbstractStreamWriter
+from aiohttp.abc import AbstractStreamWriter
 
 T = TypeVar("T")
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from aiohttp import web
 
 from asyncllm.errors import BadRequest, TooLarge
 from asyncllm.server.http.errors import HttpError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 #: Smaller bodies need no room: aiohttp reads as much before anybody asks for it.
 SMALL: Final = 2**16

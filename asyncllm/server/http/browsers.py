@@ -6,19 +6,16 @@ which do not know it. Without keys, three rules do, see ``guard``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection
+from typing import Final
 
 from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler, Middleware
 
 from asyncllm.server.http.errors import HttpError
 from asyncllm.server.http.route import BY_HANDLER
 from asyncllm.server.limits.accounts import OPENAI_HEADERS
 from asyncllm.supervise.front.hosts import Hosts, name_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from aiohttp.typedefs import Handler, Middleware
 
 #: Headers that scripts may read, besides those that browsers always show them.
 _EXPOSED: Final = ", ".join(

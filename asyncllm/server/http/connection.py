@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from aiohttp import hdrs, web
+from aiohttp import StreamReader, hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong, PayloadEncodingError
 from aiohttp.streams import EMPTY_PAYLOAD
 
@@ -19,11 +19,6 @@ from asyncllm.server.http.middleware import SERVER, from_http, new_request_id, r
 from asyncllm.server.http.slow_clients import MERGE_BYTES, SlowAnswer, unread
 from asyncllm.server.http.traffic import TRAFFIC, Traffic
 from asyncllm.supervise.crowd import Use
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from aiohttp import StreamReader
 
 log = logging.getLogger(__name__)
 

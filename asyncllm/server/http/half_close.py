@@ -11,17 +11,15 @@ counts as gone: proxies that speak 1.0 close like this when their own client lea
 
 from __future__ import annotations
 
+import asyncio
 import select
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from aiohttp import HttpVersion11, web
 
 from asyncllm.supervise.front_channel import CONTINUE
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
 
 #: A function that writes something harmless to the client; False when it cannot yet.
 PROBE: Final = web.RequestKey("asyncllm_probe", object)

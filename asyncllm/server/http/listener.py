@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+import socket
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from aiohttp import web
 
-from asyncllm.errors import NotReady
+from asyncllm.errors import AsyncLLMError, NotReady
 from asyncllm.server.http.acceptor import Acceptor
 from asyncllm.server.http.connection import Connection, connector
 from asyncllm.server.http.traffic import TRAFFIC, Traffic
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Sequence
-
-    from asyncllm.errors import AsyncLLMError
-    from asyncllm.supervise.crowd import Use
-    from asyncllm.supervise.tls import Tls
+from asyncllm.supervise.crowd import Use
+from asyncllm.supervise.tls import Tls
 
 #: How often connections are checked while the port closes.
 CHECK_SECONDS: Final = 0.01

@@ -9,10 +9,10 @@ import time
 import uuid
 from collections.abc import Collection
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from aiohttp import hdrs, web
-from aiohttp.typedefs import Handler
+from aiohttp.typedefs import Handler, Middleware
 
 from asyncllm.engine.requests.reservations import Reservation
 from asyncllm.errors import AsyncLLMError, EngineDead, NotReady
@@ -20,14 +20,9 @@ from asyncllm.server.http.errors import ErrorWriter, HttpError, error_response
 from asyncllm.server.http.half_close import PROBE
 from asyncllm.server.http.route import BY_HANDLER
 from asyncllm.server.http.traffic import TRAFFIC
-from asyncllm.server.limits.api_keys import tenant_of
+from asyncllm.server.limits.api_keys import ApiKeys, tenant_of
 from asyncllm.supervise.crowd import PROBES, Use
 from asyncllm.system.suggest import suggest_path
-
-if TYPE_CHECKING:
-    from aiohttp.typedefs import Middleware
-
-    from asyncllm.server.limits.api_keys import ApiKeys
 
 log = logging.getLogger(__name__)
 

@@ -10,19 +10,17 @@ import gc
 import json
 import re
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 import numpy as np
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.http.answer import encode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
 
 T = TypeVar("T", bound=msgspec.Struct)
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from asyncllm.server.http.errors import ErrorBody, error_response
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    import msgspec
-
-    from asyncllm.server.http.errors import ErrorWriter
+from asyncllm.server.http.errors import ErrorBody, ErrorWriter, error_response
 
 #: Statuses of refusals: of routes that take JSON, and of those among them that generate.
 TAKES_JSON: Final = (400, 404, 408, 413, 415, 503)

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from aiohttp import web
 
 from asyncllm.engine.stats import Distribution
+from asyncllm.errors import AsyncLLMError
 from asyncllm.server.http.errors import Refusals
 from asyncllm.server.http.slow_clients import SlowClients
 from asyncllm.supervise.crowd import Crowd
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from asyncllm.errors import AsyncLLMError
 
 #: The longest wait is remembered for this long to twice as long.
 RECENT_SECONDS: Final = 15.0

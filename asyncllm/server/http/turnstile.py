@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from asyncllm.server.http.traffic import Waits
+from asyncllm.server.http.traffic import Waits
 
 #: Starting requests may always take this long in one turn of the loop.
 LEAST_SECONDS: Final = 0.005

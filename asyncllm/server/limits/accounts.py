@@ -6,19 +6,15 @@ Each limit is a token bucket.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from asyncllm.errors import RateLimited
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
-    from aiohttp.typedefs import Handler
-
-    from asyncllm.types import SamplingParams
+from asyncllm.types import SamplingParams
 
 #: What is reserved for an answer whose request has no ``max_tokens``.
 UNSTATED_TOKENS: Final = 1024

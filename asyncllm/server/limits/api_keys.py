@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from aiohttp import web
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import BadRequest, Unauthorized
 from asyncllm.server.limits.accounts import Rates
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from asyncllm.config.server_config import ServerConfig
 
 _TENANT: Final = web.RequestKey("asyncllm_tenant", str)
 

@@ -6,16 +6,13 @@ ask many times a second.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, cast
+from typing import Any, Final, Generic, Literal, TypeVar, cast
 
 from asyncllm.engine.stats import Distribution, Histogram
 from asyncllm.server.http.traffic import RECENT_SECONDS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 S = TypeVar("S")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import AsyncIterator, Callable
+from typing import Final
 
 from aiohttp import web
 
@@ -14,9 +15,6 @@ from asyncllm.server.metrics.metric import CONTENT_TYPE, write
 from asyncllm.server.metrics.server import Measured
 from asyncllm.server.service import SERVICE
 from asyncllm.server.streaming.write_times import WRITE_TIMES
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
 
 #: How often the event loop's lag is measured.
 LAG_SECONDS: Final = 0.05

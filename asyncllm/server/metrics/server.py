@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from asyncllm.server.http.traffic import Waits
+from asyncllm.server.http.traffic import Traffic, Waits
 from asyncllm.server.metrics.metric import (
     Kind,
     Metric,
@@ -18,11 +18,8 @@ from asyncllm.server.metrics.metric import (
     histogram,
     waits,
 )
-
-if TYPE_CHECKING:
-    from asyncllm.server.http.traffic import Traffic
-    from asyncllm.server.service import Service
-    from asyncllm.server.streaming.write_times import WriteTimes
+from asyncllm.server.service import Service
+from asyncllm.server.streaming.write_times import WriteTimes
 
 #: The device's share of busy time is of the latest so many seconds, or a little more.
 BUSY_SECONDS: Final = 10.0

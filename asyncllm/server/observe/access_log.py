@@ -9,28 +9,23 @@ import asyncio
 import logging
 import re
 import time
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
+from aiohttp.typedefs import Handler, Middleware
 
+from asyncllm.engine.requests.history import RequestTrace
 from asyncllm.engine.tenants import tenant_label
 from asyncllm.errors import AsyncLLMError
 from asyncllm.server.http.middleware import FAILURE, request_id
 from asyncllm.server.limits.api_keys import tenant_of
 from asyncllm.system.json_log import fields
+from asyncllm.types import SamplingParams
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from aiohttp.typedefs import Middleware
-
-    from asyncllm.engine.requests.history import RequestTrace
-    from asyncllm.types import SamplingParams
-
-    FindTrace = Callable[[int], RequestTrace | None]
-    Observer = Callable[["Entry"], None]
+FindTrace = Callable[[int], RequestTrace | None]
+Observer = Callable[["Entry"], None]
 
 log = logging.getLogger(__name__)
 

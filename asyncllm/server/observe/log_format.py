@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.system.json_log import JsonFormatter
-
-if TYPE_CHECKING:
-    from asyncllm.config.server_config import ServerConfig
 
 TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 

@@ -8,31 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from asyncllm.engine.requests.history import RequestTrace
 from asyncllm.engine.tenants import tenant_label
 from asyncllm.errors import AsyncLLMError
 from asyncllm.server.http.middleware import request_id
 from asyncllm.server.limits.api_keys import tenant_of
+from asyncllm.server.observe.access_log import Entry
 from asyncllm.server.trace import MAX_SEQUENCES, event_fields
 from asyncllm.system.daemon_thread import run_in_daemon
 from asyncllm.version import __version__
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import SpanProcessor
-    from opentelemetry.trace import Span
-
-    from asyncllm.engine.requests.history import RequestTrace
-    from asyncllm.server.observe.access_log import Entry
 
 log = logging.getLogger(__name__)
 

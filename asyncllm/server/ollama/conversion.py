@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.adapter import convert_part
@@ -11,12 +12,8 @@ from asyncllm.server.chat.messages import functions
 from asyncllm.server.chat.requests import ChatRequest, NamedSchema, ResponseFormat
 from asyncllm.server.http.parse import unsupported
 from asyncllm.server.ollama import requests
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from asyncllm.server.ollama.requests import Think
-    from asyncllm.text.parsing import Formats
+from asyncllm.server.ollama.requests import Think
+from asyncllm.text.parsing import Formats
 
 #: From the fields of a chat to this API's names.
 NAMES: Final = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -15,10 +15,8 @@ from asyncllm.server.ollama.reply import timestamp
 from asyncllm.server.ollama.requests import OllamaOptions, OllamaShowRequest
 from asyncllm.server.page.files import PAGE, wants_page
 from asyncllm.server.service import SERVICE, Service
+from asyncllm.types import SamplingParams
 from asyncllm.types.sampling_defaults import SamplingDefaults
-
-if TYPE_CHECKING:
-    from asyncllm.types import SamplingParams
 
 #: The version of Ollama whose API this is. Clients refuse to talk to one that is too old for them:
 #: GitHub Copilot to less than 0.6.4. Ollama's own CLI only says so when it is not its own.

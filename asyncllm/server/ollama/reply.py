@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
+from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from asyncllm.server.chat.message_reader import SingleReply
+from asyncllm.server.chat.message_reader import MessageReader, SingleReply
 from asyncllm.server.http.answer import encode
 from asyncllm.server.http.errors import error_body, error_response
+from asyncllm.server.model import Tokenizer
 from asyncllm.server.ollama import schemas
 from asyncllm.server.openai.logprobs import token_logprobs
-from asyncllm.text.parsing import Content, Reasoning, ToolArguments, ToolStart, message_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from aiohttp import web
-
-    from asyncllm.server.chat.message_reader import MessageReader
-    from asyncllm.server.model import Tokenizer
-    from asyncllm.server.openai.schemas import TokenLogprob
-    from asyncllm.text.parsing import Event
-    from asyncllm.types import TokenDelta
+from asyncllm.server.openai.schemas import TokenLogprob
+from asyncllm.text.parsing import Content, Event, Reasoning, ToolArguments, ToolStart, message_of
+from asyncllm.types import TokenDelta
 
 LINES: Final = "application/x-ndjson"
 

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from aiohttp import web
 
+from asyncllm.engine.requests.reservations import Reservation
 from asyncllm.server.chat.adapter import cut_to_fit, open_chat, renamed
 from asyncllm.server.chat.large import read_large
 from asyncllm.server.chat.message_reader import MessageReader
 from asyncllm.server.chat.parameters import sampling_params
 from asyncllm.server.chat.prompts import expect_prompts
+from asyncllm.server.chat.requests import ChatRequest
 from asyncllm.server.http.answer import encode, encode_with, json_body, json_response
 from asyncllm.server.http.middleware import RESERVATION
 from asyncllm.server.http.route import TAKES_JSON, Route
+from asyncllm.server.model import Model
 from asyncllm.server.ollama import models, requests, schemas
 from asyncllm.server.ollama.conversion import NAMES, chat_of, ineffective, unloads
 from asyncllm.server.ollama.reply import (
     LINES,
     OllamaReply,
     Piece,
+    Write,
     chat_answer,
     generate_answer,
     ollama_error_response,
@@ -30,15 +35,7 @@ from asyncllm.server.ollama.reply import (
 from asyncllm.server.openai.embeddings import answer_embeddings, embedding_jobs, embedding_params
 from asyncllm.server.openai.requests import CompletionRequest
 from asyncllm.server.service import SERVICE, Service
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from asyncllm.engine.requests.reservations import Reservation
-    from asyncllm.server.chat.requests import ChatRequest
-    from asyncllm.server.model import Model
-    from asyncllm.server.ollama.reply import Write
-    from asyncllm.types import SamplingParams
+from asyncllm.types import SamplingParams
 
 
 async def ollama_chat(request: web.Request) -> web.StreamResponse:
@@ -54,12 +51,7 @@ async def ollama_generate(request: web.Request) -> web.StreamResponse:
 
 
 async def _answer(
-    request: web.Request,
-    body: requests.OllamaFields,
-    began: int,
-    write: Write,
-    *,
-    empty: bool,
+    request: web.Request, body: requests.OllamaFields, began: int, write: Write, *, empty: bool
 ) -> web.StreamResponse:
     service = request.app[SERVICE]
     llm = service.llm
@@ -178,17 +170,17 @@ def _prompts(texts: Sequence[str], *, truncate: bool = True) -> CompletionReques
     return prompts
 
 
-_get = partial(Route, method="GET", error=schemas.OllamaError, write_error=ollama_error_response)
-_post = partial(_get, method="POST", refusals=(*TAKES_JSON, 500))
+_route = partial(Route, error=schemas.OllamaError, write_error=ollama_error_response)
+_get, _post = partial(_route, "GET"), partial(_route, "POST", refusals=(*TAKES_JSON, 500))
 
 #: What their paths begin with, but for one.
 ROOT: Final = "/api"
 
 ROUTES: Final = (
     _post(
-        path="/api/chat",
-        handler=ollama_chat,
-        summary="Answer a conversation, in Ollama's words",
+        "/api/chat",
+        ollama_chat,
+        "Answer a conversation, in Ollama's words",
         body=requests.OllamaChatRequest,
         answers=(schemas.OllamaChat,),
         event=schemas.OllamaChat,
@@ -196,61 +188,61 @@ ROUTES: Final = (
         refers=(requests.OllamaTool,),
     ),
     _post(
-        path="/api/generate",
-        handler=ollama_generate,
-        summary="Answer a prompt, in Ollama's words",
+        "/api/generate",
+        ollama_generate,
+        "Answer a prompt, in Ollama's words",
         body=requests.OllamaGenerateRequest,
         answers=(schemas.OllamaGenerated,),
         event=schemas.OllamaGenerated,
         stream_type=LINES,
     ),
     _post(
-        path="/api/embed",
-        handler=ollama_embed,
-        summary="Texts as vectors, in Ollama's words",
+        "/api/embed",
+        ollama_embed,
+        "Texts as vectors, in Ollama's words",
         body=requests.OllamaEmbedRequest,
         answers=(schemas.OllamaEmbedded,),
     ),
     _post(
-        path="/api/embeddings",
-        handler=ollama_embeddings,
-        summary="One text as a vector, as Ollama's older clients ask for it",
+        "/api/embeddings",
+        ollama_embeddings,
+        "One text as a vector, as Ollama's older clients ask for it",
         body=requests.OllamaEmbeddingsRequest,
         answers=(schemas.OllamaEmbedding,),
     ),
     _post(
-        path="/api/show",
-        handler=models.ollama_show,
-        summary="What is known of a model",
+        "/api/show",
+        models.ollama_show,
+        "What is known of a model",
         body=requests.OllamaShowRequest,
         answers=(schemas.OllamaShown,),
         refusals=TAKES_JSON,
     ),
     _get(
-        path="/api/tags",
-        handler=models.ollama_tags,
-        summary="The models that are served, for Ollama's clients",
+        "/api/tags",
+        models.ollama_tags,
+        "The models that are served, for Ollama's clients",
         answers=(schemas.OllamaTags,),
         refusals=(503,),
     ),
     _get(
-        path="/api/ps",
-        handler=models.ollama_processes,
-        summary="The models that are loaded: all that are served",
+        "/api/ps",
+        models.ollama_processes,
+        "The models that are loaded: all that are served",
         answers=(schemas.OllamaProcesses,),
         refusals=(503,),
     ),
     _get(
-        path="/",
-        handler=models.ollama_running,
-        summary="Whether the server is alive; Ollama's clients ask here before anything else",
+        "/",
+        models.ollama_running,
+        "Whether the server is alive; Ollama's clients ask here before anything else",
         refusals=(503,),
         needs_key=False,
     ),
     _get(
-        path="/api/version",
-        handler=models.ollama_version,
-        summary="The version of Ollama whose API this is",
+        "/api/version",
+        models.ollama_version,
+        "The version of Ollama whose API this is",
         answers=(schemas.OllamaVersion,),
     ),
 )

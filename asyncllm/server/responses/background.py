@@ -5,21 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+
+from aiohttp import web
 
 from asyncllm.server.http.answer import encode
 from asyncllm.server.limits.api_keys import tenant_of
 from asyncllm.server.observe.access_log import current_entry
+from asyncllm.server.responses.reply import ResponseReply
+from asyncllm.server.responses.store import EventLog
 from asyncllm.server.service import SERVICE
-from asyncllm.server.streaming.delivery import LARGE_ANSWER, Delivery, size_of
-
-if TYPE_CHECKING:
-    from aiohttp import web
-
-    from asyncllm.server.responses.reply import ResponseReply
-    from asyncllm.server.responses.store import EventLog
-    from asyncllm.server.streaming.delivery import Job
-    from asyncllm.types import TokenDelta
+from asyncllm.server.streaming.delivery import LARGE_ANSWER, Delivery, Job, size_of
+from asyncllm.types import TokenDelta
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -19,11 +20,7 @@ from asyncllm.server.responses.item_schemas import unseal
 from asyncllm.server.responses.requests import ResponsesRequest, TextFormat
 from asyncllm.server.responses.schemas import ReasoningEcho, Response, TextEcho
 from asyncllm.server.responses.tools import INPUT, Offers, joined_name, read_choice, shell_arguments
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from asyncllm.types import SamplingParams
+from asyncllm.types import SamplingParams
 
 #: From the fields of a chat to this API's names.
 NAMES: Final = {

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -13,15 +14,19 @@ from asyncllm.server.arrivals.forwarding import seek
 from asyncllm.server.arrivals.names import home_of_id
 from asyncllm.server.arrivals.routed import REPLICA
 from asyncllm.server.chat.adapter import open_chat, renamed
+from asyncllm.server.chat.conversation import Conversation
 from asyncllm.server.chat.large import caller_of_loop, read_large
+from asyncllm.server.chat.requests import ChatRequest
 from asyncllm.server.http.answer import encode, json_body
 from asyncllm.server.http.middleware import RESERVATION
 from asyncllm.server.limits.api_keys import tenant_of
 from asyncllm.server.responses import conversion
 from asyncllm.server.responses.background import BackgroundRuns
 from asyncllm.server.responses.input import ReadInput, read_history, referred_ids
+from asyncllm.server.responses.item_schemas import Item
 from asyncllm.server.responses.reply import CompactionReply, ResponseReply, ask_for_summary
 from asyncllm.server.responses.requests import CompactRequest, ResponsesRequest
+from asyncllm.server.responses.schemas import Response
 from asyncllm.server.responses.store import (
     EventLog,
     ResponseStore,
@@ -29,16 +34,8 @@ from asyncllm.server.responses.store import (
     StoredResponse,
     stored_items,
 )
+from asyncllm.server.responses.tools import Offers
 from asyncllm.server.service import SERVICE
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from asyncllm.server.chat.conversation import Conversation
-    from asyncllm.server.chat.requests import ChatRequest
-    from asyncllm.server.responses.item_schemas import Item
-    from asyncllm.server.responses.schemas import Response
-    from asyncllm.server.responses.tools import Offers
 
 STORE: Final = web.AppKey("asyncllm_responses", ResponseStore)
 RUNS: Final = web.AppKey("asyncllm_background_responses", BackgroundRuns)

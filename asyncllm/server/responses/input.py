@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -13,11 +14,7 @@ from asyncllm.server.chat.adapter import convert_part
 from asyncllm.server.responses import item_schemas as items
 from asyncllm.server.responses import requests
 from asyncllm.server.responses.item_schemas import unseal
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from asyncllm.server.responses.store import StoredItem
+from asyncllm.server.responses.store import StoredItem
 
 decode_item = msgspec.json.Decoder[items.Item](items.Item).decode
 

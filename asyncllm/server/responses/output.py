@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from asyncllm.server.openai.schemas import TokenLogprob
 from asyncllm.server.responses import item_schemas, schemas
 from asyncllm.server.responses.item_schemas import seal
+from asyncllm.server.responses.tools import Offers
 from asyncllm.server.streaming.frames import named_event
 from asyncllm.text.parsing import Content, Event, Reasoning, ToolArguments, ToolStart
-
-if TYPE_CHECKING:
-    from asyncllm.server.openai.schemas import TokenLogprob
-    from asyncllm.server.responses.tools import Offers
 
 
 class EventWriter:

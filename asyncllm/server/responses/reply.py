@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from asyncllm.errors import AsyncLLMError
+from asyncllm.server.chat.conversation import Conversation
 from asyncllm.server.chat.message_reader import SingleReply
+from asyncllm.server.chat.requests import ChatRequest
 from asyncllm.server.http.answer import encode
 from asyncllm.server.http.errors import error_body
+from asyncllm.server.model import Tokenizer
 from asyncllm.server.openai.logprobs import ContentLogprobs, token_logprobs
+from asyncllm.server.openai.schemas import TokenLogprob
 from asyncllm.server.responses import item_schemas as items
 from asyncllm.server.responses import schemas
-from asyncllm.server.responses.item_schemas import seal
+from asyncllm.server.responses.item_schemas import ItemStatus, seal
 from asyncllm.server.responses.output import EventWriter, OpenItem, item_id, open_item
 from asyncllm.server.responses.tools import Offers
 from asyncllm.server.streaming.frames import EVENT_STREAM, named_event
 from asyncllm.text.parsing import Content, Event, Reasoning, ToolArguments
-from asyncllm.types import FinishReason
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from asyncllm.server.chat.conversation import Conversation
-    from asyncllm.server.chat.requests import ChatRequest
-    from asyncllm.server.model import Tokenizer
-    from asyncllm.server.openai.schemas import TokenLogprob
-    from asyncllm.server.responses.item_schemas import ItemStatus
-    from asyncllm.types import TokenDelta
+from asyncllm.types import FinishReason, TokenDelta
 
 _STATUS: Final[dict[FinishReason | None, schemas.Status]] = {
     FinishReason.STOP: "completed",

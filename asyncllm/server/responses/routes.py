@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import AsyncIterator, Mapping
+from functools import partial
+from typing import Any, Final, cast
 
 from aiohttp import web
 
@@ -12,17 +14,11 @@ from asyncllm.server.http.answer import json_body, json_response
 from asyncllm.server.http.route import GENERATES, Route
 from asyncllm.server.limits.api_keys import tenant_of
 from asyncllm.server.responses import create, schemas
-from asyncllm.server.responses.background import BackgroundRuns
+from asyncllm.server.responses.background import BackgroundRun, BackgroundRuns
 from asyncllm.server.responses.create import RUNS, STORE
 from asyncllm.server.responses.input import decode_item
 from asyncllm.server.responses.requests import REFERRED_ITEMS, CompactRequest, ResponsesRequest
-from asyncllm.server.responses.store import ResponseStore
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-
-    from asyncllm.server.responses.background import BackgroundRun
-    from asyncllm.server.responses.store import StoredResponse
+from asyncllm.server.responses.store import ResponseStore, StoredResponse
 
 # What a query may say: choices, whose first is the default, and schemas of numbers.
 _STREAM: Final = ("false", "true")
@@ -143,12 +139,13 @@ def _number(request: web.Request, name: str, schema: Mapping[str, Any]) -> int:
     return number
 
 
+_get, _post = partial(Route, "GET"), partial(Route, "POST")
+
 ROUTES: Final = (
-    Route(
-        method="POST",
-        path="/v1/responses",
-        handler=create.create_response,
-        summary="Answer a conversation, and keep the answer",
+    _post(
+        "/v1/responses",
+        create.create_response,
+        "Answer a conversation, and keep the answer",
         body=ResponsesRequest,
         answers=(schemas.Response,),
         event=schemas.ResponseEvent,
@@ -157,23 +154,21 @@ ROUTES: Final = (
         refers=REFERRED_ITEMS,
         came=create.has_item,
     ),
-    Route(
-        method="POST",
-        path="/v1/responses/compact",
-        handler=create.compact_response,
-        summary="Put a summary in the place of a conversation",
+    _post(
+        "/v1/responses/compact",
+        create.compact_response,
+        "Put a summary in the place of a conversation",
         body=CompactRequest,
         answers=(schemas.CompactedResponse,),
         refusals=GENERATES,
         refers=REFERRED_ITEMS,
         came=create.has_item,
     ),
-    Route(
-        method="GET",
-        path="/v1/responses/{id}",
+    _get(
+        "/v1/responses/{id}",
+        retrieve_response,
+        "A response that is kept or being made",
         home=home_of_id,
-        handler=retrieve_response,
-        summary="A response that is kept or being made",
         answers=(schemas.Response,),
         event=schemas.ResponseEvent,
         named_events=True,
@@ -181,29 +176,27 @@ ROUTES: Final = (
         refusals=(400, 404),
     ),
     Route(
-        method="DELETE",
-        path="/v1/responses/{id}",
+        "DELETE",
+        "/v1/responses/{id}",
+        delete_response,
+        "Keep a response no longer",
         home=home_of_id,
-        handler=delete_response,
-        summary="Keep a response no longer",
         answers=(schemas.DeletedResponse,),
         refusals=(404,),
     ),
-    Route(
-        method="POST",
-        path="/v1/responses/{id}/cancel",
+    _post(
+        "/v1/responses/{id}/cancel",
+        cancel_response,
+        "End a response that is made in the background",
         home=home_of_id,
-        handler=cancel_response,
-        summary="End a response that is made in the background",
         answers=(schemas.Response,),
         refusals=(400, 404),
     ),
-    Route(
-        method="GET",
-        path="/v1/responses/{id}/input_items",
+    _get(
+        "/v1/responses/{id}/input_items",
+        list_input_items,
+        "What a response was made of",
         home=home_of_id,
-        handler=list_input_items,
-        summary="What a response was made of",
         answers=(schemas.ResponseItems,),
         query={"order": _ORDER, "limit": _LIMIT, "after": {"type": "string"}},
         refusals=(400, 404),

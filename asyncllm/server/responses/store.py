@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final, NamedTuple
 
 from aiohttp import web
 from msgspec.structs import replace
@@ -13,14 +14,9 @@ from asyncllm.server.http.answer import encode
 from asyncllm.server.http.middleware import request_id
 from asyncllm.server.http.slow_clients import GIVE_UP_SECONDS, MERGE_BYTES
 from asyncllm.server.http.traffic import TRAFFIC
-from asyncllm.server.responses.item_schemas import MessageItem, OutputText
+from asyncllm.server.responses.item_schemas import Item, MessageItem, OutputText
 from asyncllm.server.streaming.frames import EVENT_STREAM
 from asyncllm.server.streaming.sse import HEADERS
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
-
-    from asyncllm.server.responses.item_schemas import Item
 
 #: Limits for each tenant; the bytes do not include the bookkeeping.
 MAX_RESPONSES: Final = 1000

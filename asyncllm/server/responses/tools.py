@@ -7,7 +7,8 @@ become items of their type again; the others would be run by the server, and are
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.adapter import convert_part
@@ -15,9 +16,6 @@ from asyncllm.server.chat.messages import function_of, function_tool, plain_choi
 from asyncllm.server.responses import item_schemas as items
 from asyncllm.server.responses.requests import CustomTool, FunctionTool, NamespaceTool
 from asyncllm.text.template_form import read_arguments
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 #: The name of what a custom tool takes, as a parameter of a function.
 INPUT: Final = "input"
