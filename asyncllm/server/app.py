@@ -25,7 +25,7 @@ from asyncllm.server.http.route import BY_HANDLER
 from asyncllm.server.http.slow_clients import SlowClients
 from asyncllm.server.http.traffic import TRAFFIC, Traffic
 from asyncllm.server.limits.accounts import add_headers
-from asyncllm.server.metrics.scrape import add_metrics, metrics
+from asyncllm.server.metrics.server import add_metrics, metrics
 from asyncllm.server.native import routes as native_routes
 from asyncllm.server.native.live import add_live
 from asyncllm.server.native.openapi import PATH, Description

@@ -17,7 +17,7 @@ from asyncllm.engine.stats import StepFigures
 from asyncllm.errors import AsyncLLMError, BadRequest, NotFound
 from asyncllm.llm.client.answers import ModelList, decode, decode_error
 from asyncllm.llm.client.request_fields import changed_fields
-from asyncllm.server.metrics.scrape import KEPT_SECONDS
+from asyncllm.server.metrics.server import KEPT_SECONDS
 
 #: Seconds for an answer without tokens.
 TIMEOUT: Final = 10.0

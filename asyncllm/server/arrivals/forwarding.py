@@ -51,7 +51,7 @@ async def forward(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await answer_seek(request, handler)
     if route.asks:
         answer = await _ask(routed, request, route.asks)
-        _told_elsewhere()
+        _logged_elsewhere()
         return _whole(answer)
     home, name = None, request.match_info.get("id", "")
     if route.home is not None:
@@ -71,7 +71,7 @@ async def answer_seek(request: web.Request, handler: Handler) -> web.StreamRespo
     route = request.app[BY_HANDLER].get(request.match_info.handler)
     if route is None or route.came is None or SEEK not in request.headers:
         return await handler(request)
-    _told_elsewhere()
+    _logged_elsewhere()
     came = route.came(request, unquote(request.headers[SEEK]))
     return json_response({"replica": request.app[REPLICA], "came": came})
 
@@ -103,11 +103,11 @@ def send_home(request: web.Request, home: int | None, body: bytes | bytearray = 
     except OSError:
         raise NotReady("too many open files; try again") from None
     transport.abort()  # the front has an end, too: the connection stays open
-    _told_elsewhere()
+    _logged_elsewhere()
     raise SentHome
 
 
-def _told_elsewhere() -> None:
+def _logged_elsewhere() -> None:
     """The log of another replica has a line about this request, and this one's has none."""
     if (entry := current_entry()) is not None:
         entry.postponed = True

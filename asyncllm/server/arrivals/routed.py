@@ -235,8 +235,8 @@ def after_first(data: bytes) -> bytes | None:
     return None
 
 
-class Leaving:
-    """Leaves requests that an engine took with it to another replica."""
+class ReturnToFront:
+    """Gives requests that an engine took with it back to the front, for another replica."""
 
     def __init__(self, has_died: Callable[[], bool]):
         """
@@ -295,7 +295,7 @@ def add_routing(
     app[REPLICA], app[REPLICAS] = replica, count
     app[NUMBERS] = Numbers(replica, restarts)
     app[KIND] = RoutedConnection
-    app[HAND_OVER] = Leaving(has_died)
+    app[HAND_OVER] = ReturnToFront(has_died)
     app.on_response_prepare.append(begin)
 
 

@@ -73,7 +73,7 @@ class InProcessTransport(httpx.AsyncBaseTransport):
 
 
 class ThreadTransport(httpx.BaseTransport):
-    """The same for other threads than that of the application's event loop."""
+    """As ``InProcessTransport``, for other threads than that of the application's event loop."""
 
     def __init__(self, server: InProcess, thread: LoopRunner):
         self._server = server

@@ -18,7 +18,7 @@ from asyncllm.server.arrivals.names import NUMBERS, Numbers, is_number
 from asyncllm.server.http.answer import encode, json_response
 from asyncllm.server.http.traffic import Waits
 from asyncllm.server.limits.api_keys import has_key, tenant_of
-from asyncllm.server.metrics import scrape
+from asyncllm.server.metrics.server import PAGE
 from asyncllm.server.native.admin import trace_response
 from asyncllm.server.native.live_answers import (
     MOST_ROWS,
@@ -146,7 +146,7 @@ LIVE_FEED: Final = web.AppKey("asyncllm_live_feed", LiveFeed)
 
 
 def add_live(app: web.Application) -> None:
-    app[LIVE_FEED] = LiveFeed(app[SERVICE], app[scrape.PAGE].measured.lag)
+    app[LIVE_FEED] = LiveFeed(app[SERVICE], app[PAGE].measured.lag)
 
 
 async def live(request: web.Request) -> web.Response:

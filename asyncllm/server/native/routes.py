@@ -7,7 +7,7 @@ from typing import Final
 
 from asyncllm.server.arrivals.names import home_of_number
 from asyncllm.server.http.route import GENERATES, TAKES_JSON, Route
-from asyncllm.server.metrics.scrape import metrics
+from asyncllm.server.metrics.server import metrics
 from asyncllm.server.native import admin, health
 from asyncllm.server.native import schemas as answers
 from asyncllm.server.native.generate import generate

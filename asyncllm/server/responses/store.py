@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final, NamedTuple
 
@@ -137,7 +137,7 @@ class StoredResponse(NamedTuple):
         return self.input + self.output
 
 
-class _Shelf:
+class _OfTenant:
     """The responses of one tenant."""
 
     def __init__(self) -> None:
@@ -166,29 +166,27 @@ class ResponseStore:
     def __init__(self, most: int = MAX_RESPONSES, most_bytes: int = MAX_BYTES):
         self._most = most
         self._most_bytes = most_bytes
-        self._shelves: dict[str, _Shelf] = {}
+        self._tenants: defaultdict[str, _OfTenant] = defaultdict(_OfTenant)
 
     def add(self, tenant: str, id: str, stored: StoredResponse) -> None:
         """Store a response, and drop old ones if a limit is exceeded."""
-        shelf = self._shelves.setdefault(tenant, _Shelf())
-        shelf.responses[id] = stored
-        shelf.sizes[id] = stored.size
-        shelf.size += shelf.sizes[id]
-        shelf.items |= {item.id: (id, item) for item in stored.items}
-        self._use(shelf, [id])
-        while len(shelf.responses) > self._most or shelf.size > self._most_bytes:
-            shelf.remove(next(iter(shelf.responses)))
+        kept = self._tenants[tenant]
+        kept.responses[id] = stored
+        kept.sizes[id] = stored.size
+        kept.size += kept.sizes[id]
+        kept.items |= {item.id: (id, item) for item in stored.items}
+        self._use(kept, [id])
+        while len(kept.responses) > self._most or kept.size > self._most_bytes:
+            kept.remove(next(iter(kept.responses)))
 
     def get(self, tenant: str, id: str) -> StoredResponse | None:
-        shelf = self._shelves.get(tenant)
-        if shelf is None or id not in shelf.responses:
-            return None
-        self._use(shelf, [id])
-        return shelf.responses[id]
+        kept = self._tenants[tenant]
+        if id in kept.responses:
+            self._use(kept, [id])
+        return kept.responses.get(id)
 
     def remove(self, tenant: str, id: str) -> StoredResponse | None:
-        shelf = self._shelves.get(tenant)
-        return None if shelf is None else shelf.remove(id)
+        return self._tenants[tenant].remove(id)
 
     def history(self, tenant: str, id: str) -> list[StoredItem] | None:
         """All items of a conversation up to this response; None if a response is missing."""
@@ -202,31 +200,27 @@ class ResponseStore:
         """The items before a response's own input; None if a response is missing."""
         if stored.previous is None:
             return []
-        shelf = self._shelves.get(tenant)
-        chain = (
-            [] if shelf is None else [shelf.responses[id] for id in _chain(shelf, stored.previous)]
-        )
+        kept = self._tenants[tenant]
+        chain = [kept.responses[id] for id in _chain(kept, stored.previous)]
         if not chain or chain[-1].previous is not None:
             return None
         return [item for each in reversed(chain) for item in each.items]
 
     def find_items(self, tenant: str, ids: Collection[str]) -> dict[str, StoredItem]:
         """Items of any responses by id; missing ones are left out."""
-        shelf = self._shelves.get(tenant)
-        if shelf is None:
-            return {}
-        found = {id: shelf.items[id] for id in ids if id in shelf.items}
-        self._use(shelf, {holder for holder, _ in found.values()})
+        kept = self._tenants[tenant]
+        found = {id: kept.items[id] for id in ids if id in kept.items}
+        self._use(kept, {holder for holder, _ in found.values()})
         return {id: item for id, (_, item) in found.items()}
 
     @staticmethod
-    def _use(shelf: _Shelf, ids: Iterable[str]) -> None:
+    def _use(kept: _OfTenant, ids: Iterable[str]) -> None:
         """Visit each response once, even if several continue it."""
         seen: set[str] = set()
         parts: list[list[str]] = []
         for id in ids:
             part = []
-            for each in _chain(shelf, id):
+            for each in _chain(kept, id):
                 if each in seen:
                     break
                 seen.add(each)
@@ -235,11 +229,11 @@ class ResponseStore:
         # A part continues a response of an earlier part, which must be more recent.
         for part in reversed(parts):
             for each in part:
-                shelf.responses.move_to_end(each)
+                kept.responses.move_to_end(each)
 
 
-def _chain(shelf: _Shelf, id: str | None) -> Iterator[str]:
+def _chain(kept: _OfTenant, id: str | None) -> Iterator[str]:
     """A response and those that it continues, up to a missing one."""
-    while id is not None and (stored := shelf.responses.get(id)) is not None:
+    while id is not None and (stored := kept.responses.get(id)) is not None:
         yield id
         id = stored.previous

@@ -16,7 +16,7 @@ from asyncllm.config.server_config import ServerConfig
 from asyncllm.engine.tenants import MOST_LABELS, OTHER, tenant_label
 from asyncllm.errors import BadRequest
 from asyncllm.server.app import create_app
-from asyncllm.server.metrics.scrape import KEPT_SECONDS
+from asyncllm.server.metrics.server import KEPT_SECONDS
 from tests.support.server.serving import Server, serving
 
 if TYPE_CHECKING:

@@ -234,7 +234,7 @@ def test_using_items_of_many_responses_keeps_what_they_continue() -> None:
     store.add("t", "y", stored("y"))
     assert store.get("t", "x") is None, "the only one that was not used"
     store.add("t", "z", stored("z"))
-    kept = [id for id in "abcd" if id in store._shelves["t"].responses]
+    kept = [id for id in "abcd" if id in store._tenants["t"].responses]
     assert kept in (["a", "b", "c"], ["a", "b", "d"]), "one that nothing continues went first"
 
 
@@ -270,7 +270,7 @@ def test_a_forgotten_store_is_empty() -> None:
     for id in "abc":
         store.add("t", id, stored(id, previous=None if id == "a" else "a"))
     assert store.remove("t", "a") is not None
-    shelf = store._shelves["t"]
+    shelf = store._tenants["t"]
     assert (shelf.size, len(shelf.responses), len(shelf.items)) == (0, 0, 0)
 
 
