@@ -244,6 +244,9 @@ def _cells(plan: Plan) -> dict[str, str]:
         f"pages of {plan.kv_tokens // plan.pages}": f"{plan.pages:,}",
         "KiB of a token": f"{plan.kv_bytes_per_token / 2**10:,.1f}",
     }
+    if plan.states:
+        cells["recurrent states"] = f"{plan.states:,}"
+        cells["MiB of a state"] = f"{plan.state_bytes / 2**20:,.1f}"
     for length, count in plan.sequences.items():
         if length < plan.longest:
             cells[f"sequences of {length:,} at once"] = f"{count:,}"

@@ -55,6 +55,8 @@ class Roofline:
         # Reading: the weights of every step, all experts.
         self.weight_seconds = work.weight_bytes / gpu.bandwidth
         self.expert_seconds = work.expert_bytes / gpu.bandwidth
+        # Reading and writing the recurrent state of one row.
+        self.state_seconds = 2 * work.state_bytes / gpu.bandwidth
         # The share of experts that one token uses.
         self.used_experts = work.token_expert_bytes / (work.expert_bytes or 1.0)
         # Arithmetic: one token, the logits of one row, attention of one query and one key.
@@ -91,7 +93,7 @@ class Roofline:
 
     def _once(self, starts: np.ndarray, lengths: np.ndarray, num_samples: int) -> float:
         ends = starts + lengths
-        seconds = self.matmuls(int(lengths.sum()), num_samples)
+        seconds = self.matmuls(int(lengths.sum()), num_samples) + len(lengths) * self.state_seconds
         for window, read_seconds, pair_seconds in self._attention:
             # Token i of a row sees start + i + 1 keys. Decode rows are bound by reading cached
             # tokens, all but the shortest chunks by arithmetic.
@@ -115,7 +117,8 @@ class SimCost(Roofline):
     """The step times of one model on one device.
 
     Attributes:
-        weight_bytes, kv_bytes: memory of all weights, and of the KV of one token.
+        weight_bytes, kv_bytes, state_bytes: memory of all weights, of the KV of one token, and of
+            the recurrent state of one sequence.
         profile: measured times, if there are any; ``seconds`` is from its tables.
     """
 
@@ -124,7 +127,7 @@ class SimCost(Roofline):
         work = shape.work(itemsize)
         super().__init__(work, gpu)
         self.weight_bytes = int(shape.stored_bytes(itemsize))
-        self.kv_bytes = work.kv_bytes
+        self.kv_bytes, self.state_bytes = work.kv_bytes, work.state_bytes
         self._copy_bandwidth = gpu.copy_bandwidth
         self.profile = profile
         self._times = None

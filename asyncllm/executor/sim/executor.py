@@ -164,8 +164,7 @@ def resolve_sim(config: EngineConfig, spec: ModelSpec) -> tuple[EngineLimits, Si
     dtype = "bfloat16" if config.dtype == "auto" else config.dtype
     shape = shape_of(config.sim_profile, spec)
     profile = find_profile(config.sim_profile)
-    itemsize = 4 if dtype == "float32" else 2
-    cost = SimCost(shape, H200, itemsize, profile)
+    cost = SimCost(shape, H200, itemsize=4 if dtype == "float32" else 2, profile=profile)
     if profile is not None and config.max_decode_steps is None:
         config = msgspec.structs.replace(config, max_decode_steps=profile.max_decode_steps)
     limits = resolve_limits(
@@ -177,7 +176,7 @@ def resolve_sim(config: EngineConfig, spec: ModelSpec) -> tuple[EngineLimits, Si
         cache_bytes=int(config.gpu_memory_utilization * H200.memory) - cost.weight_bytes,
         host_bytes=int(H200.host_memory),
         bytes_per_token=cost.kv_bytes,
-        state_bytes=spec.state_bytes(itemsize),
+        state_bytes=cost.state_bytes,
         step_sizes=profile.step_sizes if profile is not None else (),
     )
     return limits, cost

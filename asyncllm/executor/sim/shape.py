@@ -52,6 +52,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         kv_size: elements of K and V of one token.
+        state_matrices: bytes of the matrices of one sequence's recurrent state.
+        state_inputs: elements of the rest of it.
         params: weights of the matmuls of every token, without the head.
         expert_params, expert_params_per_token: weights of all experts, and of those one token uses.
         head_params: of the matmul for logits, for rows that sample.
@@ -63,6 +65,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     num_layers: int
     attention: tuple[Attention, ...]
     kv_size: int
+    state_matrices: int = 0
+    state_inputs: int = 0
     params: int
     expert_params: int = 0
     expert_params_per_token: int = 0
@@ -102,6 +106,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
             expert_bytes=self.expert_params * expert,
             token_expert_bytes=self.expert_params_per_token * expert,
             kv_bytes=self.kv_size * itemsize,
+            state_bytes=self.state_matrices + self.state_inputs * itemsize,
             token_flops=2 * (self.params + self.expert_params_per_token),
             sample_flops=2 * self.head_params,
             attention=self.attention,
@@ -117,6 +122,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         weight_bytes: what every step reads.
         expert_bytes, token_expert_bytes: of all experts, and of those that one token uses.
         kv_bytes: of the KV of one token.
+        state_bytes: of the recurrent state of one sequence, which each step reads and writes.
         token_flops, sample_flops: of the matmuls of one token, and of the logits of one row.
         attention: of all layers.
         kv_itemsize: bytes of an element of the KV.
@@ -127,6 +133,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     expert_bytes: float = 0.0
     token_expert_bytes: float = 0.0
     kv_bytes: int
+    state_bytes: int = 0
     token_flops: float
     sample_flops: float
     attention: tuple[Attention, ...]
@@ -178,6 +185,8 @@ def shape_of(profile: str, spec: ModelSpec) -> Shape:
         num_layers=spec.num_layers,
         attention=Attention.of((config.window(i), 2 * keys[i], queries[i]) for i in layers),
         kv_size=spec.kv_bytes_per_token(1),
+        state_matrices=(matrices := spec.state_bytes(0)),
+        state_inputs=spec.state_bytes(1) - matrices,
         params=spec.hidden_size * projected + mlp + more,
         expert_params=experts,
         expert_params_per_token=used_experts,

@@ -56,13 +56,14 @@ class CpuPlan(msgspec.Struct, frozen=True):
 
     Attributes:
         problem: why it cannot be served; None if it can.
-        kv_bytes_per_token: 0, as are the next two, where only the number of parameters is known.
+        kv_bytes_per_token: 0, as are the next three, where only the number of parameters is known.
         decode_rate: tokens a second of one request.
         prompt_rate: tokens a second of prompts.
     """
 
     weights: int
     kv_bytes_per_token: int
+    state_bytes: int
     kv_tokens: int
     longest: int
     problem: str | None
@@ -131,16 +132,19 @@ def plan_model(
             cache_bytes=int(machine.free * CPU_CACHE_SHARE),
             host_bytes=machine.free,
             bytes_per_token=work.kv_bytes,
+            state_bytes=work.state_bytes,
         )
     except ModelError as error:
         problem: str | None = error.message
     else:
         kv_tokens, longest = limits.num_pages * limits.page_size, limits.max_model_len
-        problem = _too_large(weights + kv_tokens * work.kv_bytes, machine)
+        caches = kv_tokens * work.kv_bytes + limits.num_states * work.state_bytes
+        problem = _too_large(weights + caches, machine)
     read = work.weight_bytes + work.token_expert_bytes
     return CpuPlan(
         weights=weights,
         kv_bytes_per_token=work.kv_bytes,
+        state_bytes=work.state_bytes,
         kv_tokens=kv_tokens,
         longest=longest,
         problem=problem,
@@ -156,6 +160,7 @@ def plan_size(billions: float, machine: CpuMachine, dtype: CpuDType) -> CpuPlan:
     return CpuPlan(
         weights=weights,
         kv_bytes_per_token=0,
+        state_bytes=0,
         kv_tokens=0,
         longest=0,
         problem=_too_large(weights + _BESIDE_WEIGHTS, machine),
@@ -227,10 +232,12 @@ def _speeds(machine: CpuMachine) -> str:
 
 
 def _rows(plans: list[CpuPlan]) -> list[list[str]]:
+    states = [["MiB of a recurrent state", *(f"{p.state_bytes / 2**20:,.1f}" for p in plans)]]
     return [
         ["weights, GiB", *(f"{plan.weights / 2**30:,.2f}" for plan in plans)],
         ["KV cache, tokens", *(f"{plan.kv_tokens:,}" for plan in plans)],
         ["KiB of a token", *(f"{plan.kv_bytes_per_token / 2**10:,.1f}" for plan in plans)],
+        *(states if any(plan.state_bytes for plan in plans) else ()),
         ["longest sequence", *(f"{plan.longest:,}" for plan in plans)],
         ["fits", *("no" if plan.problem else "yes" for plan in plans)],
         ["tokens/s of one request", *(_rate(plan, plan.decode_rate) for plan in plans)],

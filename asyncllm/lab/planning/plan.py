@@ -117,6 +117,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kv_bytes_per_token: on each GPU.
         kv_tokens, pages: of each replica's KV cache.
+        state_bytes, states: of a sequence's recurrent state on each GPU, and slots for such states.
         longest: sequence, prompt and output.
         sequences: how many of a length run at once in a replica, by length.
         decode_seconds: of a decode step of one row, with 1,024 tokens cached.
@@ -134,6 +135,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: int
     kv_tokens: int
     pages: int
+    state_bytes: int
+    states: int
     longest: int
     sequences: dict[int, int]
     decode_seconds: float
@@ -184,6 +187,8 @@ def make_plan(
         kv_bytes_per_token=rank.work.kv_bytes,
         kv_tokens=capacity,
         pages=limits.num_pages,
+        state_bytes=limits.state_bytes,
+        states=limits.num_states,
         longest=limits.max_model_len,
         sequences={n: min(capacity // n, limits.max_num_seqs) for n in shown},
         decode_seconds=1 / rates[0].estimated,
@@ -235,7 +240,7 @@ class MemoryPlan(msgspec.Struct, frozen=True):
         usable: the configured share of all.
         step: of the largest step.
         graphs: of all CUDA graphs.
-        cache: left for the KV cache; what cannot be used stays free.
+        cache: left for the KV cache and recurrent states; what cannot be used stays free.
     """
 
     total: int
@@ -278,6 +283,7 @@ def plan_memory(
         cache_bytes=cache,
         host_bytes=int(H200.host_memory),
         bytes_per_token=rank.work.kv_bytes,
+        state_bytes=rank.work.state_bytes,
         account=memory.account(share),
         step_sizes=step_sizes(rank.captured_tokens),
     )

@@ -140,6 +140,7 @@ def work_of(model: CausalLM, spec: ModelSpec, itemsize: int) -> Work:
         expert_bytes=experts.num_bytes,
         token_expert_bytes=used * experts.num_bytes,
         kv_bytes=model.kv_bytes_per_token(itemsize),
+        state_bytes=model.state_bytes(itemsize),
         token_flops=2 * (rest.elements + used * experts.elements),
         sample_flops=2 * head.elements,
         attention=Attention.of(attention),

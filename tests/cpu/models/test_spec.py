@@ -18,7 +18,7 @@ from asyncllm.models.config.base import DecoderConfig, MoeConfig
 from asyncllm.models.rope import RopeConfig
 from asyncllm.models.spec import ModelSpec, read_spec
 from tests.support.models import tiny_models
-from tests.support.models.configs import GEMMA4_26B_A4B, QWEN3_30B_A3B, config_folder
+from tests.support.models.configs import GEMMA4_26B_A4B, QWEN3_30B_A3B, QWEN36_27B, config_folder
 from tests.support.models.tiny_models import edit_config
 
 
@@ -358,20 +358,7 @@ def _assert_refused(folder: Path, words: list[str]) -> None:
 
 def test_the_state_of_a_model_with_delta_nets_does_not_grow_and_is_float32(tmp_path: Path) -> None:
     """That of Qwen3.6-27B: 48 layers of 48 matrices of 128 x 128, and 3 inputs of each channel."""
-    config = {
-        "architectures": ["Qwen3_5ForConditionalGeneration"],
-        "text_config": {
-            "vocab_size": 248320,
-            "hidden_size": 5120,
-            "intermediate_size": 17408,
-            "num_hidden_layers": 64,
-            "num_attention_heads": 24,
-            "linear_num_value_heads": 48,
-            "max_position_embeddings": 262144,
-        },
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    spec = read_spec(tmp_path)
+    spec = read_spec(config_folder(tmp_path, QWEN36_27B))
     channels = 2 * 16 * 128 + 48 * 128
     assert spec.state_bytes(2) == 48 * (48 * 128 * 128 * 4 + 3 * channels * 2)
     assert spec.kv_bytes_per_token(2) == 16 * 2 * 4 * 256 * 2

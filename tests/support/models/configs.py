@@ -96,6 +96,21 @@ GLM45_AIR: dict[str, Any] = {
     "dtype": "bfloat16",
     "tie_word_embeddings": False,
 }
+#: Gated delta nets in three of four layers.
+QWEN36_27B: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "text_config": {
+        "vocab_size": 248320,
+        "hidden_size": 5120,
+        "intermediate_size": 17408,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 4,
+        "linear_num_value_heads": 48,
+        "max_position_embeddings": 262144,
+        "eos_token_id": 248046,
+    },
+}
 FP8: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from asyncllm.engine.cache.checkpoints import StateSlots
 from asyncllm.types import SamplingParams
 from tests.support.engine.fake_executor import ListSink
 from tests.support.engine.scheduling import limits
@@ -71,9 +72,16 @@ def lose_a_slot(scheduler: Scheduler) -> None:
     scheduler.batch._free.pop()
 
 
+def lose_a_state(scheduler: Scheduler) -> None:
+    states = scheduler.cache.states
+    assert isinstance(states, StateSlots)
+    states.take()
+
+
 @pytest.mark.parametrize(
     "damage",
     [
+        lose_a_state,
         lose_a_page,
         free_a_page_twice,
         free_a_cached_page,
@@ -86,7 +94,8 @@ def lose_a_slot(scheduler: Scheduler) -> None:
 async def test_damaged_books_are_healed(
     damage: Callable[[Scheduler], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running() as (engine, _):
+    lim = limits(num_states=20)
+    async with running(lim=lim) as (engine, _):
         scheduler, stats = engine._scheduler, engine.stats
         text = await complete(engine)
         assert (stats.books_healed, stats.pages_cached > 0) == (0, True)

@@ -11,7 +11,7 @@ from asyncllm.__main__ import main
 from asyncllm.executor.memory.profile import StepMemory
 from asyncllm.lab.planning import plan as plans
 from tests.support.engine.recording import record
-from tests.support.models.configs import QWEN3_8B, QWEN3_30B_A3B, config_folder
+from tests.support.models.configs import QWEN3_8B, QWEN3_30B_A3B, QWEN36_27B, config_folder
 
 LOAD = "concurrency=2,input=50,output=20,requests=20"
 
@@ -74,6 +74,23 @@ def test_limits_of_experts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     known = {1: 690, 8: 1290, 32: 2430, 64: 4150, 256: 12700}
     assert limits == pytest.approx(known, rel=0.02)
     assert all(rate["estimated"] < rate["limit"] for rate in plan["decode_rates"])
+
+
+@pytest.mark.usefixtures("known_step")
+def test_recurrent_states_take_memory_and_traffic(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(config_folder(tmp_path, QWEN36_27B))
+    assert main(["doctor", model, "--gpu", "h200", "--tp", "1,2", "--max-num-seqs", "64"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "recurrent states 254 320" in printed, "half of the memory, or five for a sequence"
+    assert "MiB of a state 146.8 73.4" in printed
+    assert main(["doctor", model, "--gpu", "h200", "--json"]) == 0
+    [plan] = json.loads(capsys.readouterr().out)["plans"]
+    limits = {rate["rows"]: rate["limit"] for rate in plan["decode_rates"]}
+    # Reading the weights, and reading and writing 64 states.
+    seconds = 51.3e9 / 4.28e12 + 64 * 2 * plan["state_bytes"] / 4.28e12
+    assert limits[64] == pytest.approx(64 / seconds, rel=0.06)
 
 
 @pytest.mark.usefixtures("known_step")

@@ -97,6 +97,17 @@ def test_preempted_requests_replay(tmp_path: Path, host_pages: int) -> None:
     assert preemptions > 4
 
 
+@pytest.mark.parametrize("num_states", [8, 10, 40])
+def test_recurrent_states_replay(tmp_path: Path, num_states: int) -> None:
+    used = 0
+    for seed in range(4):
+        driver = record(tmp_path / "a", seed, events=400, num_states=num_states, **TIGHT)
+        used += driver.sched.cache.states.num_used
+        assert driver.sched.leak_check.mismatch() is None
+        assert replay(tmp_path / "a").mismatch is None
+    assert used > 0
+
+
 def test_pins_that_gave_way_replay(tmp_path: Path) -> None:
     for seed in range(3):
         tight = {"page_size": 2, "num_pages": 24, "max_model_len": 48, "max_num_seqs": 4}
