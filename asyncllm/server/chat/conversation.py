@@ -18,7 +18,7 @@ from asyncllm.server.chat.requests import ChatRequest
 from asyncllm.server.model import Model
 from asyncllm.text.chat_reader import ChatReader, TokenPlaces
 from asyncllm.text.grammar import GrammarSpec, StructuralTags, Tag
-from asyncllm.text.parsing import CallStructure, Formats, call_structure
+from asyncllm.text.parsing import CallStructure, call_structure
 from asyncllm.types import SamplingParams
 
 #: Template arguments that belong to the server, not to ``chat_template_kwargs``.
@@ -114,7 +114,13 @@ async def open_conversation(
     for_grammar: Sequence[dict[str, Any]] = tools
     if tools and body.tool_choice not in (None, "auto") and reader.formats.tools is not None:
         for_grammar = await asyncio.to_thread(_enforceable, tools, ineffective)
-    structure = await read_large(_structure, reader.formats, for_grammar, body)
+    structure = await read_large(
+        call_structure,
+        reader.formats,
+        for_grammar,
+        body.tool_choice or "auto",
+        parallel=body.parallel_tool_calls is not False,
+    )
     forced = structure is not None and not structure.free_text
     if structure is not None and (forced or params.grammar is None):
         changes["grammar"] = calls_grammar(structure)
@@ -206,14 +212,6 @@ def _text_of(message: dict[str, Any]) -> str:
     """The text of a message that has been read."""
     content = message.get("content") or ""
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
-
-
-def _structure(
-    formats: Formats, tools: Sequence[dict[str, Any]], body: ChatRequest
-) -> CallStructure | None:
-    """The format of the calls that the model may or must make."""
-    parallel = body.parallel_tool_calls is not False
-    return call_structure(formats, tools, body.tool_choice or "auto", parallel=parallel)
 
 
 def _not_enforced(tools: Sequence[dict[str, Any]], body: ChatRequest) -> list[str]:

@@ -17,12 +17,7 @@ from asyncllm.server.chat.requests import ChatMessage, ChatTool
 from asyncllm.server.http.parse import invalid
 
 #: Types of parts that are text; some are those of the Responses API.
-_TEXTS: Final = {
-    "text": "text",
-    "input_text": "text",
-    "output_text": "text",
-    "refusal": "refusal",
-}
+_TEXTS: Final = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _OF_RESULTS: Final = ("tool", "function")
 
 
@@ -217,8 +212,9 @@ def _allow_tools(body: ChatFields, left_out: list[str]) -> None:
         ):
             names = []
             for i, tool in enumerate(allowed):
-                if _is_foreign(tool):
-                    left_out.append(f"tool_choice.allowed_tools.tools[{i}].{tool['type']}")
+                kind = tool.get("type") if isinstance(tool, dict) else None
+                if isinstance(kind, str) and kind != "function":
+                    left_out.append(f"tool_choice.allowed_tools.tools[{i}].{kind}")
                 else:
                     names.append(_tool_name(tool))
         case {"type": "allowed_tools"}:
@@ -234,14 +230,6 @@ def _allow_tools(body: ChatFields, left_out: list[str]) -> None:
         raise BadRequest(problem, param="tool_choice")
     body.tools = [tool for tool in tools if _tool_name(tool) in names]
     body.tool_choice = mode
-
-
-def _is_foreign(tool: Any) -> bool:
-    """Whether a tool is of a type that is left out."""
-    match tool:
-        case {"type": str(kind)}:
-            return kind != "function"
-    return False
 
 
 def _tool_name(tool: Any) -> str | None:

@@ -15,16 +15,7 @@ from asyncllm.server.chat.requests import (
     StructuredOutputs,
     StructureFields,
 )
-from asyncllm.text.grammar import (
-    Choice,
-    Ebnf,
-    GrammarSpec,
-    JsonObject,
-    JsonSchema,
-    Regex,
-    StructuralTags,
-    Tag,
-)
+from asyncllm.text import grammar
 from asyncllm.types import SamplingParams, SchedulingParams
 
 
@@ -51,8 +42,8 @@ def sampling_params(
         BadRequest: a value is out of range, or the fields give several grammars.
     """
     given = _given(body, _OF_SAMPLING)
-    if (grammar := _grammar(body)) is not None:
-        given["grammar"] = grammar
+    if (spec := _grammar(body)) is not None:
+        given["grammar"] = spec
     limits = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
     return msgspec.structs.replace(defaults, **given | limits)
 
@@ -81,7 +72,7 @@ def blame(error: BadRequest, body: StructureFields) -> None:
         error.param = next((name for name, _ in _grammars(body)), "tools")
 
 
-def _grammar(body: StructureFields) -> GrammarSpec | None:
+def _grammar(body: StructureFields) -> grammar.GrammarSpec | None:
     """The grammar of a request's output; None when the output is free.
 
     Raises:
@@ -94,7 +85,7 @@ def _grammar(body: StructureFields) -> GrammarSpec | None:
     return found[0][1] if found else None
 
 
-def _grammars(body: StructureFields) -> Iterator[tuple[str, GrammarSpec]]:
+def _grammars(body: StructureFields) -> Iterator[tuple[str, grammar.GrammarSpec]]:
     """Each grammar that the request gives, with the name of its field."""
     yield from _made(body, {"response_format": _response_format})
     if body.structured_outputs is not None:
@@ -106,14 +97,14 @@ def _grammars(body: StructureFields) -> Iterator[tuple[str, GrammarSpec]]:
 
 def _made(
     fields: msgspec.Struct, makers: Mapping[str, Maker], where: str = ""
-) -> Iterator[tuple[str, GrammarSpec]]:
+) -> Iterator[tuple[str, grammar.GrammarSpec]]:
     for field, make in makers.items():
         value, name = getattr(fields, field), where + field
         if value is not None and (spec := make(value, name)) is not None:
             yield name, spec
 
 
-def _response_format(given: ResponseFormat | str, name: str) -> GrammarSpec | None:
+def _response_format(given: ResponseFormat | str, name: str) -> grammar.GrammarSpec | None:
     form = _parsed(given, ResponseFormat, name) if isinstance(given, str) else given
     schema = form.schema if form.json_schema is None else form.json_schema.schema
     match form.type:
@@ -122,18 +113,18 @@ def _response_format(given: ResponseFormat | str, name: str) -> GrammarSpec | No
         case "json_object" | "json_schema" if schema is not None:
             return _schema(schema, name)
         case "json_object":
-            return JsonObject()
+            return grammar.JsonObject()
         case "json_schema":
             raise BadRequest(f"{name}.json_schema.schema is required", param=name)
     if not form.structures or not form.triggers:
         raise BadRequest(f"{name} needs structures and triggers", param=name)
-    tags = tuple(Tag(tag.begin, tag.schema, tag.end) for tag in form.structures)
-    return StructuralTags(tags, tuple(form.triggers))
+    tags = tuple(grammar.Tag(tag.begin, tag.schema, tag.end) for tag in form.structures)
+    return grammar.StructuralTags(tags, tuple(form.triggers))
 
 
-def _schema(schema: Schema | str, name: str) -> GrammarSpec:
+def _schema(schema: Schema | str, name: str) -> grammar.GrammarSpec:
     parsed = _parsed(schema, dict[str, Any] | bool, name) if isinstance(schema, str) else schema
-    return JsonSchema(parsed)
+    return grammar.JsonSchema(parsed)
 
 
 def _parsed(text: str, kind: Any, name: str) -> Any:
@@ -143,37 +134,29 @@ def _parsed(text: str, kind: Any, name: str) -> Any:
         raise BadRequest(f"{name}: {error}", param=name) from None
 
 
-def _regex(pattern: str, name: str) -> GrammarSpec:
-    return Regex(pattern)
-
-
-def _choice(choices: list[str], name: str) -> GrammarSpec:
+def _choice(choices: list[str], name: str) -> grammar.GrammarSpec:
     if not choices:
         raise BadRequest(f"{name} is empty", param=name)
-    return Choice(tuple(choices))
-
-
-def _ebnf(grammar: str, name: str) -> GrammarSpec:
-    return Ebnf(grammar)
+    return grammar.Choice(tuple(choices))
 
 
 #: From a field's value, and its name for errors; None if the value asks for nothing.
-Maker = Callable[[Any, str], GrammarSpec | None]
+Maker = Callable[[Any, str], grammar.GrammarSpec | None]
 
 _STRUCTURED_OUTPUTS: Final[dict[str, Maker]] = {
     "json": _schema,
-    "json_object": lambda wanted, _: JsonObject() if wanted else None,
-    "regex": _regex,
+    "json_object": lambda wanted, _: grammar.JsonObject() if wanted else None,
+    "regex": lambda pattern, _: grammar.Regex(pattern),
     "choice": _choice,
-    "grammar": _ebnf,
+    "grammar": lambda text, _: grammar.Ebnf(text),
     "structural_tag": _response_format,
 }
 _OLDER_NAMES: Final[dict[str, Maker]] = {
     "guided_json": _schema,
     "json_schema": _schema,
-    "guided_regex": _regex,
-    "regex": _regex,
+    "guided_regex": lambda pattern, _: grammar.Regex(pattern),
+    "regex": lambda pattern, _: grammar.Regex(pattern),
     "guided_choice": _choice,
-    "guided_grammar": _ebnf,
-    "ebnf": _ebnf,
+    "guided_grammar": lambda text, _: grammar.Ebnf(text),
+    "ebnf": lambda text, _: grammar.Ebnf(text),
 }

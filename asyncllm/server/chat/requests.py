@@ -11,26 +11,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from asyncllm.types import (
-    MAX_BAD_WORD_LENGTH,
-    MAX_BAD_WORDS,
-    MAX_LOGIT_BIAS,
-    MAX_LOGPROBS,
-    MAX_STOP_LENGTH,
-    MAX_STOP_STRINGS,
-)
-from asyncllm.types.params import (
-    CacheTtl,
-    Milliseconds,
-    MinP,
-    MinTokens,
-    Penalty,
-    Priority,
-    RepetitionPenalty,
-    Temperature,
-    TopK,
-    TopP,
-)
+from asyncllm.types import params
 
 # What reaches the executor is int32 there.
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -51,8 +32,8 @@ Text = Annotated[str, _says(minLength=1)]
 
 # Checked by SamplingParams; a test holds the bounds together.
 Seed = Annotated[int, _says(minimum=-(2**63), maximum=2**63 - 1)]
-StopText = Annotated[str, _says(minLength=1, maxLength=MAX_STOP_LENGTH)]
-StopStrings = Annotated[list[StopText], _says(maxItems=MAX_STOP_STRINGS)]
+StopText = Annotated[str, _says(minLength=1, maxLength=params.MAX_STOP_LENGTH)]
+StopStrings = Annotated[list[StopText], _says(maxItems=params.MAX_STOP_STRINGS)]
 Bias = Annotated[float, _says(minimum=-100, maximum=100)]
 
 #: Where ``/openapi.json`` keeps the schemas.
@@ -85,10 +66,10 @@ Tools = list[AnyTool]
 StopTokenIds = Annotated[list[TokenId], Meta(max_length=1024)]
 TokenIds = Annotated[list[TokenId], Meta(max_length=2**20)]
 AllowedTokenIds = Annotated[list[TokenId], Meta(max_length=2**18)]
-BadWord = str | Annotated[list[TokenId], Meta(max_length=MAX_BAD_WORD_LENGTH)]
-BadWords = Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)]
-LogitBias = Annotated[dict[TokenId, Bias], _says(maxProperties=MAX_LOGIT_BIAS)]
-Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+BadWord = str | Annotated[list[TokenId], Meta(max_length=params.MAX_BAD_WORD_LENGTH)]
+BadWords = Annotated[list[BadWord], Meta(max_length=params.MAX_BAD_WORDS)]
+LogitBias = Annotated[dict[TokenId, Bias], _says(maxProperties=params.MAX_LOGIT_BIAS)]
+Logprobs = Annotated[int, Meta(ge=0, le=params.MAX_LOGPROBS)]
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
@@ -160,27 +141,27 @@ class GeneratingFields(StructureFields, kw_only=True):
 
     model: str | None = None
     max_tokens: Count | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
+    temperature: params.Temperature | None = None
+    top_p: params.TopP | None = None
+    top_k: params.TopK | None = None
+    min_p: params.MinP | None = None
     seed: Seed | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: RepetitionPenalty | None = None
+    presence_penalty: params.Penalty | None = None
+    frequency_penalty: params.Penalty | None = None
+    repetition_penalty: params.RepetitionPenalty | None = None
     logit_bias: LogitBias | None = None
     allowed_token_ids: AllowedTokenIds | None = None
     bad_words: BadWords | None = None
-    min_tokens: MinTokens | None = None
+    min_tokens: params.MinTokens | None = None
     stop: StopText | StopStrings | None = None
     stop_token_ids: StopTokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    priority: Priority | None = None
-    deadline_ms: Milliseconds | None = None
+    priority: params.Priority | None = None
+    deadline_ms: params.Milliseconds | None = None
     cache_salt: CacheSalt | None = None
-    cache_ttl_s: CacheTtl | None = None
+    cache_ttl_s: params.CacheTtl | None = None
     stream: bool | None = None
     return_token_ids: bool | None = None
     trace: bool | None = None

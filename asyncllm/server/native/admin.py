@@ -10,14 +10,7 @@ from asyncllm.engine.requests.history import RequestTrace
 from asyncllm.errors import NotFound
 from asyncllm.server.http.answer import json_response
 from asyncllm.server.limits.api_keys import tenant_of
-from asyncllm.server.native.schemas import (
-    Aborted,
-    Load,
-    Model,
-    ModelList,
-    NamedTrace,
-    Version,
-)
+from asyncllm.server.native.schemas import Aborted, Load, Model, ModelList, NamedTrace, Version
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.trace import explain
 from asyncllm.version import __version__

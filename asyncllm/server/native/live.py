@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
@@ -20,27 +19,13 @@ from asyncllm.server.http.traffic import Waits
 from asyncllm.server.limits.api_keys import has_key, tenant_of
 from asyncllm.server.metrics.server import PAGE
 from asyncllm.server.native.admin import trace_response
-from asyncllm.server.native.live_answers import (
-    MOST_ROWS,
-    LivePages,
-    LivePrefix,
-    LiveState,
-    LiveTotals,
-    copied,
-    ended_row,
-    in_ms,
-    live_rows,
-    live_step,
-    prefix_at,
-)
+from asyncllm.server.native.live_answers import INTERVAL_SECONDS, MOST_ROWS, live_state
 from asyncllm.server.native.schemas import Aborted
 from asyncllm.server.request_log import Served
 from asyncllm.server.service import SERVICE, Service
 
 if TYPE_CHECKING:
     from asyncllm.engine.requests.view import LiveView
-
-INTERVAL_SECONDS: Final = 0.5
 
 
 class LiveFeed:
@@ -77,69 +62,9 @@ class LiveFeed:
             self._bodies.clear()
         body = self._bodies.get(viewer)
         if body is None:
-            body = self._bodies[viewer] = encode(self._state(view, viewer, numbers))
+            state = live_state(self._service, view, viewer, self._lag, numbers)
+            body = self._bodies[viewer] = encode(state)
         return body
-
-    def _state(self, view: LiveView, viewer: str | None, numbers: Numbers) -> LiveState:
-        service, llm = self._service, self._service.llm
-        limits, stats, now = llm.limits, llm.stats, view.time
-
-        def is_own(tenant: str) -> bool:
-            return viewer is None or tenant == viewer
-
-        return LiveState(
-            model=service.model_names[0],
-            replicas=[numbers.replica or 0],
-            missing=[],
-            time_ms=in_ms(now),
-            interval_ms=INTERVAL_SECONDS * 1e3,
-            sees_all=viewer is None,
-            admin_sees_more=viewer is not None and service.config.admin_key is not None,
-            draining=service.draining,
-            num_running=stats.running,
-            num_waiting=stats.waiting,
-            num_reserved=llm.num_reserved,
-            max_running=limits.max_num_seqs,
-            max_waiting=limits.max_waiting,
-            itl_target_ms=limits.itl_target * 1e3,
-            lag_ms=in_ms(self._lag.last),
-            longest_lag_ms=in_ms(self._lag.longest),
-            totals=copied(
-                LiveTotals,
-                stats,
-                loop_cpu_ms=in_ms(time.thread_time()),
-                device_busy_ms=in_ms(stats.device_busy),
-            ),
-            pages=self._pages(view),
-            prefixes=[
-                copied(LivePrefix, each, prefix=prefix_at(numbers, each.first_page))
-                for each in view.prefixes
-            ],
-            running=live_rows(view.running, now, is_own, self._name, numbers),
-            waiting=live_rows(view.waiting, now, is_own, self._name, numbers),
-            ended=[
-                ended_row(trace, now, self._name(trace.request_id), numbers)
-                for trace in islice((t for t in view.ended if is_own(t.tenant)), MOST_ROWS)
-            ],
-            steps=[live_step(step, numbers) for step in view.steps],
-        )
-
-    def _pages(self, view: LiveView) -> LivePages:
-        stats = self._service.llm.stats
-        own = min(view.own_pages, stats.pages_held)
-        return LivePages(
-            total=stats.pages_total,
-            page_size=self._service.llm.limits.page_size,
-            free=stats.pages_total - stats.pages_held - stats.pages_cached,
-            cached=stats.pages_cached,
-            pinned=stats.pages_pinned,
-            own=own,
-            shared=stats.pages_held - own,
-        )
-
-    def _name(self, engine_id: int) -> str:
-        served = self._service.log.find_sequence(engine_id)
-        return served.names[0] if served is not None and served.names else ""
 
 
 LIVE_FEED: Final = web.AppKey("asyncllm_live_feed", LiveFeed)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Iterable
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from asyncllm.engine.requests.history import RequestTrace, StepRecord
 from asyncllm.engine.scheduling.waiting.reason import Reason
+from asyncllm.engine.stats import EngineStats
 from asyncllm.server.arrivals.names import Numbers
 from asyncllm.server.http.answer import Answer
+from asyncllm.server.http.traffic import Waits
+from asyncllm.server.service import Service
 
 if TYPE_CHECKING:
-    from asyncllm.engine.requests.view import LiveRequest
+    from asyncllm.engine.requests.view import LiveRequest, LiveView
 
 T = TypeVar("T", bound=Answer)
 
+#: Seconds between two views, at least.
+INTERVAL_SECONDS: Final = 0.5
 #: Rows of requests, of each kind: running, waiting, ended.
 MOST_ROWS: Final = 64
 
@@ -148,26 +155,84 @@ class LiveState(Answer, kw_only=True):
     steps: list[LiveStep]
 
 
-def live_rows(
-    requests: Iterable[LiveRequest],
-    now: float,
-    is_own: Callable[[str], bool],
-    name_of: Callable[[int], str],
-    numbers: Numbers,
-) -> list[LiveRow]:
-    """At most MOST_ROWS of the viewer's own requests, and of those of others.
+def live_state(
+    service: Service, view: LiveView, viewer: str | None, lag: Waits, numbers: Numbers
+) -> LiveState:
+    """What a viewer gets of a view.
 
     Args:
+        viewer: the tenant whose requests are shown; None for all.
+        lag: of the event loop.
         numbers: make ids.
     """
-    rows: list[LiveRow] = []
-    listed = {True: 0, False: 0}
-    for request in requests:
-        own = is_own(request.tenant)
-        if listed[own] < MOST_ROWS:
-            listed[own] += 1
-            rows.append(_row(request, now, name_of(request.id) if own else None, numbers))
-    return rows
+    llm, now = service.llm, view.time
+    limits, stats = llm.limits, llm.stats
+
+    def is_own(tenant: str) -> bool:
+        return viewer is None or tenant == viewer
+
+    def name_of(engine_id: int) -> str:
+        served = service.log.find_sequence(engine_id)
+        return served.names[0] if served is not None and served.names else ""
+
+    def rows(requests: Iterable[LiveRequest]) -> list[LiveRow]:
+        """At most MOST_ROWS of the viewer's own requests, and of those of others."""
+        found: list[LiveRow] = []
+        listed = {True: 0, False: 0}
+        for request in requests:
+            own = is_own(request.tenant)
+            if listed[own] < MOST_ROWS:
+                listed[own] += 1
+                found.append(_row(request, now, name_of(request.id) if own else None, numbers))
+        return found
+
+    own_ended = islice((trace for trace in view.ended if is_own(trace.tenant)), MOST_ROWS)
+    return LiveState(
+        model=service.model_names[0],
+        replicas=[numbers.replica or 0],
+        missing=[],
+        time_ms=_in_ms(now),
+        interval_ms=INTERVAL_SECONDS * 1e3,
+        sees_all=viewer is None,
+        admin_sees_more=viewer is not None and service.config.admin_key is not None,
+        draining=service.draining,
+        num_running=stats.running,
+        num_waiting=stats.waiting,
+        num_reserved=llm.num_reserved,
+        max_running=limits.max_num_seqs,
+        max_waiting=limits.max_waiting,
+        itl_target_ms=limits.itl_target * 1e3,
+        lag_ms=_in_ms(lag.last),
+        longest_lag_ms=_in_ms(lag.longest),
+        totals=_copied(
+            LiveTotals,
+            stats,
+            loop_cpu_ms=_in_ms(time.thread_time()),
+            device_busy_ms=_in_ms(stats.device_busy),
+        ),
+        pages=_pages(view, stats, limits.page_size),
+        prefixes=[
+            _copied(LivePrefix, each, prefix=_prefix_at(numbers, each.first_page))
+            for each in view.prefixes
+        ],
+        running=rows(view.running),
+        waiting=rows(view.waiting),
+        ended=[_ended(trace, now, name_of(trace.request_id), numbers) for trace in own_ended],
+        steps=[_step(step, numbers) for step in view.steps],
+    )
+
+
+def _pages(view: LiveView, stats: EngineStats, page_size: int) -> LivePages:
+    own = min(view.own_pages, stats.pages_held)
+    return LivePages(
+        total=stats.pages_total,
+        page_size=page_size,
+        free=stats.pages_total - stats.pages_held - stats.pages_cached,
+        cached=stats.pages_cached,
+        pinned=stats.pages_pinned,
+        own=own,
+        shared=stats.pages_held - own,
+    )
 
 
 def _row(request: LiveRequest, now: float, name: str | None, numbers: Numbers) -> LiveRow:
@@ -175,7 +240,7 @@ def _row(request: LiveRequest, now: float, name: str | None, numbers: Numbers) -
     own, first = name is not None, request.blocked_by
     _, left, own_pages, prefix_page = request.progress or (0, 0, 0, -1)
     reason, ahead, needs, available, *_ = request.wait or (None, 0, 0, 0)
-    return copied(
+    return _copied(
         LiveRow,
         request,
         id=numbers.shown(request.id) if own else None,
@@ -183,12 +248,12 @@ def _row(request: LiveRequest, now: float, name: str | None, numbers: Numbers) -
         replica=numbers.replica or 0,
         tenant=request.tenant if own else "",
         state="waiting" if request.progress is None else "prefill" if left else "decode",
-        age_ms=in_ms(now - request.arrived),
-        first_token_ms=None if request.first_token is None else in_ms(request.first_token),
+        age_ms=_in_ms(now - request.arrived),
+        first_token_ms=None if request.first_token is None else _in_ms(request.first_token),
         prompt_left=left,
         own_pages=own_pages,
-        prefix=prefix_at(numbers, prefix_page),
-        waited_ms={reason: in_ms(seconds) for reason, seconds in request.waited.items()},
+        prefix=_prefix_at(numbers, prefix_page),
+        waited_ms={reason: _in_ms(seconds) for reason, seconds in request.waited.items()},
         reason=reason,
         ahead=ahead,
         needs=needs,
@@ -197,36 +262,36 @@ def _row(request: LiveRequest, now: float, name: str | None, numbers: Numbers) -
     )
 
 
-def prefix_at(numbers: Numbers, page: int) -> int:
-    """As the view numbers the prefix that begins with this page; -1 is none."""
+def _prefix_at(numbers: Numbers, page: int) -> int:
+    """The number that clients see of the prefix that begins with this page; -1 is none."""
     return page if page < 0 else numbers.shown(page)
 
 
-def ended_row(trace: RequestTrace, now: float, name: str, numbers: Numbers) -> EndedRow:
-    """Its ``ended`` is not None."""
+def _ended(trace: RequestTrace, now: float, name: str, numbers: Numbers) -> EndedRow:
+    """The row of a request that has ended."""
     start = trace.arrived
     ended = now if trace.ended is None else trace.ended
-    return copied(
+    return _copied(
         EndedRow,
         trace,
         id=numbers.shown(trace.request_id),
         name=name,
         replica=numbers.replica or 0,
-        ended_ago_ms=in_ms(now - ended),
-        started_ms=None if trace.started is None else in_ms(trace.started - start),
-        first_token_ms=None if trace.first_token is None else in_ms(trace.first_token - start),
-        total_ms=in_ms(ended - start),
+        ended_ago_ms=_in_ms(now - ended),
+        started_ms=None if trace.started is None else _in_ms(trace.started - start),
+        first_token_ms=None if trace.first_token is None else _in_ms(trace.first_token - start),
+        total_ms=_in_ms(ended - start),
         output_tokens=trace.completion_tokens,
-        waited_ms={reason: in_ms(seconds) for reason, seconds in trace.waited.items()},
+        waited_ms={reason: _in_ms(seconds) for reason, seconds in trace.waited.items()},
     )
 
 
-def live_step(step: StepRecord, numbers: Numbers) -> LiveStep:
+def _step(step: StepRecord, numbers: Numbers) -> LiveStep:
     done = step.seconds > 0
     return LiveStep(
         step.step,
-        in_ms(step.begun if done else step.planned),
-        in_ms(step.seconds) if done else None,
+        _in_ms(step.begun if done else step.planned),
+        _in_ms(step.seconds) if done else None,
         step.num_decodes,
         step.num_rows - step.num_decodes,
         step.num_prompt_tokens,
@@ -234,11 +299,11 @@ def live_step(step: StepRecord, numbers: Numbers) -> LiveStep:
     )
 
 
-def in_ms(seconds: float) -> float:
+def _in_ms(seconds: float) -> float:
     return round(seconds * 1e3, 2)
 
 
-def copied(kind: type[T], source: object, **others: Any) -> T:
+def _copied(kind: type[T], source: object, **others: Any) -> T:
     """An answer that has its fields, ``others`` excepted, from attributes of the same names."""
     names = [name for name in kind.__struct_fields__ if name not in others]
     return kind(**{name: getattr(source, name) for name in names}, **others)

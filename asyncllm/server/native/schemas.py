@@ -103,6 +103,6 @@ class Load(Answer, kw_only=True):
 
 
 class Version(Answer, kw_only=True):
-    """Of the server."""
+    """The version of the server."""
 
     version: str

@@ -19,14 +19,9 @@ from asyncllm.server.chat.requests import ChatRequest
 from asyncllm.server.http.answer import json_response
 from asyncllm.server.http.middleware import RESERVATION
 from asyncllm.server.http.parse import unsupported
+from asyncllm.server.openai import options
 from asyncllm.server.openai.beams import answer_beams
 from asyncllm.server.openai.chat_reply import ChatReply
-from asyncllm.server.openai.options import (
-    check_options,
-    ineffective_fields,
-    logprobs_needed,
-    num_generated,
-)
 from asyncllm.server.openai.reply import check_scoring
 from asyncllm.server.openai.schemas import Rendered
 from asyncllm.server.service import SERVICE, Service
@@ -83,17 +78,20 @@ async def _open(
         QueueFull, BadRequest: as in ``open_conversation``; ``param`` may be the engine's name.
     """
     llm = service.llm
-    service.note_ineffective(ineffective_fields(body))
+    service.note_ineffective(options.ineffective_fields(body))
     if body.top_logprobs and not body.logprobs:
         raise BadRequest("top_logprobs needs logprobs", param="top_logprobs")
     if body.echo:
         raise unsupported("echo")
     if body.add_special_tokens:
         raise unsupported("add_special_tokens")  # the template has written them already
-    check_options(body, 1, llm.limits.max_waiting)
-    count, logprobs = num_generated(body), (body.top_logprobs or 0) if body.logprobs else None
+    options.check_options(body, 1, llm.limits.max_waiting)
+    count, logprobs = (
+        options.num_generated(body),
+        (body.top_logprobs or 0) if body.logprobs else None,
+    )
     request[RESERVATION].expect(count, count)
-    logprobs = logprobs_needed(body, logprobs)
+    logprobs = options.logprobs_needed(body, logprobs)
     scheduling = service.scheduling(request, body)
     params = sampling_params(
         body,

@@ -142,7 +142,7 @@ def _delta(event: Event) -> schemas.MessageDelta:
 
 
 def _message(message: Message) -> schemas.AnswerMessage:
-    """As with OpenAI, the content is null if there are calls and no text."""
+    """The whole message; its content is null if there are calls and no text, as with OpenAI."""
     calls = [
         schemas.ToolCall(
             id=call.id,

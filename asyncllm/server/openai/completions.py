@@ -13,16 +13,10 @@ from asyncllm.server.chat.parameters import sampling_params
 from asyncllm.server.chat.prompts import encode_prompts, expect_prompts, split_prompts, truncate
 from asyncllm.server.http.answer import in_slices
 from asyncllm.server.http.middleware import RESERVATION
-from asyncllm.server.model import Model, Tokenizer
-from asyncllm.server.openai import schemas
+from asyncllm.server.model import Tokenizer
+from asyncllm.server.openai import options, schemas
 from asyncllm.server.openai.beams import answer_beams
 from asyncllm.server.openai.logprobs import LogprobLists, joined, prompt_logprobs
-from asyncllm.server.openai.options import (
-    check_options,
-    ineffective_fields,
-    logprobs_needed,
-    num_generated,
-)
 from asyncllm.server.openai.reply import OpenAIReply
 from asyncllm.server.openai.requests import MAX_TOKENS, CompletionRequest
 from asyncllm.server.service import SERVICE
@@ -34,11 +28,10 @@ async def completions(request: web.Request) -> web.StreamResponse:
     llm = service.llm
     body = await service.receive(request, CompletionRequest)
     model = service.resolve_model(body.model)
-    service.note_ineffective(ineffective_fields(body))
-    given = split_prompts(body.prompt)
-    scored = _prompt_logprobs_needed(body)
-    check_options(body, len(given), llm.limits.max_waiting)
-    logprobs, count = logprobs_needed(body, body.logprobs), num_generated(body)
+    given, scored = split_prompts(body.prompt), _prompt_logprobs_needed(body)
+    service.note_ineffective(options.ineffective_fields(body))
+    options.check_options(body, len(given), llm.limits.max_waiting)
+    logprobs, count = options.logprobs_needed(body, body.logprobs), options.num_generated(body)
     scheduling = service.scheduling(request, body)
     params = sampling_params(
         body,
@@ -54,8 +47,10 @@ async def completions(request: web.Request) -> web.StreamResponse:
     _check_lengths(prompts, params.max_tokens, context)
     echo = None
     if body.echo:
-        cut = zip(given, encoded, prompts, strict=True)
-        echo = [_text_of(llm, prompt, whole=ids is kept, kept=kept) for prompt, ids, kept in cut]
+        echo = [
+            prompt if ids is kept and isinstance(prompt, str) else llm.tokenizer.decode(kept)
+            for prompt, ids, kept in zip(given, encoded, prompts, strict=True)
+        ]
     reply = await read_large(CompletionReply, body, model, prompts, llm.tokenizer, echo)
     if body.use_beam_search:
         return await answer_beams(service, request, prompts, params, scheduling, reply, body)
@@ -63,7 +58,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
 
 
 def _prompt_logprobs_needed(body: CompletionRequest) -> int | None:
-    """With ``echo``, the logprobs of the answer begin with the prompt's."""
+    """The engine's ``prompt_logprobs``: with ``echo``, the answer's begin with the prompt's."""
     wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
     return max((most for most in wanted if most is not None), default=None)
 
@@ -78,10 +73,6 @@ def _check_lengths(prompts: Sequence[Sequence[int]], max_tokens: int | None, con
     longest = max(map(len, prompts))
     if longest + least > context:
         raise ContextLengthExceeded(context, longest, least)
-
-
-def _text_of(llm: Model, prompt: object, *, whole: bool, kept: list[int]) -> str:
-    return prompt if whole and isinstance(prompt, str) else llm.tokenizer.decode(kept)
 
 
 class CompletionReply(OpenAIReply):
@@ -187,7 +178,7 @@ class CompletionReply(OpenAIReply):
         return choice
 
     def _lists(self, index: int) -> LogprobLists:
-        """Those of a choice; few of many choices are needed at once."""
+        """The logprobs of a choice, made when it needs them: few of many choices do at once."""
         if (lists := self._logprobs.get(index)) is None:
             shown = self._body.skip_special_tokens is False
             lists = self._logprobs[index] = LogprobLists(

@@ -97,7 +97,7 @@ class ContentLogprobs:
         self._waiting: deque[tuple[int, int, TokenLogprob]] = deque()
 
     def of(self, delta: TokenDelta, events: list[Event]) -> list[list[TokenLogprob]]:
-        """For each event that was just read from the delta; none for events other than content."""
+        """The logprobs of each event just read from the delta; none for events without content."""
         for entry in delta.logprobs or ():
             self._waiting.append((*self._places.next(entry.token_id), entry))
         pieces = iter(self._reader.take_places(events))
@@ -145,7 +145,7 @@ class LogprobLists:
         hidden: Collection[int],
         most: int,
     ) -> schemas.CompletionLogprobs:
-        """For a prompt that is echoed as ``text``, before any other lists.
+        """The lists of a prompt that is echoed as ``text``; they come before any others.
 
         Args:
             hidden: tokens that are left out of the text.
@@ -167,7 +167,7 @@ class LogprobLists:
         hidden: Collection[int],
         most: int,
     ) -> None:
-        """Without an entry, the token has no logprob: it is a prompt's first one."""
+        """Add a token. Without an entry, it is a prompt's first one and has no logprob."""
         name, logprob = self._name(token), None if entry is None else _finite(entry.logprob)
         top: dict[str, float] | None = None
         if entry is not None and logprob is not None:

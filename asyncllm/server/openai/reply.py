@@ -74,11 +74,7 @@ class OpenAIReply(ABC):
     chunk_type: ClassVar[Any]
 
     def __init__(
-        self,
-        body: OpenAIFields,
-        model: str,
-        prompts: Sequence[Sequence[int]],
-        scored: int | None,
+        self, body: OpenAIFields, model: str, prompts: Sequence[Sequence[int]], scored: int | None
     ):
         """``scored``: see ``check_scoring``, which this calls."""
         check_scoring(body, prompts, scored)
@@ -102,7 +98,7 @@ class OpenAIReply(ABC):
         """A choice of a frame with an empty text, and no other empty string after it."""
 
     def prompt_fields(self, body: OpenAIFields, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-        """For each prompt the fields that repeat it, as far as the request asks for them."""
+        """The fields of the answer that repeat each prompt, as far as the request wants them."""
         found: list[dict[str, Any]] = [{} for _ in self.prompts]
         for fields, ids in zip(found, self.prompts, strict=True):
             if self.with_ids:
@@ -148,7 +144,7 @@ class OpenAIReply(ABC):
         return b"".join((frame[0], encode(text), frame[1]))
 
     def frame(self, choice: msgspec.Struct, **more: Any) -> bytes:
-        """Any other frame with one choice."""
+        """A frame with one choice, of any kind."""
         if self._usage_in_frames:
             more["usage"] = self._usage()
         elif self._usage_at_end:

@@ -13,20 +13,14 @@ from aiohttp import HttpVersion11, web
 from asyncllm.server.http.answer import json_body
 from asyncllm.server.http.half_close import PROBE, check_half_closed, send_continue
 from asyncllm.server.trace import Trace
-from asyncllm.types import (
-    FinishReason,
-    SamplingParams,
-    SchedulingParams,
-    TokenDelta,
-    TokenLogprob,
-)
+from asyncllm.types import FinishReason, SamplingParams, SchedulingParams, TokenDelta, TokenLogprob
 
 #: An answer of more bytes is written in a thread: that takes longer than 5 ms.
 LARGE_ANSWER: Final = 200_000
-#: About as many bytes take as long as what is done for each delta, and each logprob.
+#: What is done for each delta, and for each logprob, takes as long as about so many bytes.
 DELTA_BYTES: Final = 400
 LOGPROB_BYTES: Final = 120
-#: And so many as each byte of a hidden state, whose numbers become text.
+#: So does each byte of a hidden state, whose numbers become text.
 HIDDEN_SHARE: Final = 3
 
 

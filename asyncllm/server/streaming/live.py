@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 SWEEP_SECONDS: Final = 0.1
 #: Aborted requests are logged together, this long after the first of them at the latest.
 ABORT_SECONDS: Final = 1.0
-#: More of them are one line.
+#: If more requests than this were aborted, they are logged in one line.
 MOST_LINES: Final = 3
 
 

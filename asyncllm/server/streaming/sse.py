@@ -27,13 +27,10 @@ from asyncllm.types import TokenDelta
 
 log = logging.getLogger(__name__)
 
-HEADERS = {
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",
-}
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
-#: Of a client that is behind, deltas of so many bytes are made frames at once.
+#: When a client is behind, its pending deltas become frames once they have so many bytes.
 PACK_BYTES: Final = 64 * 1024
 #: Bytes between two events that clients skip.
 _HARMLESS: Final = {EVENT_STREAM: b":\n\n", "application/x-ndjson": b" "}
