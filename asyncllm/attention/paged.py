@@ -26,7 +26,7 @@ from asyncllm.kernels.attention import (
     encode_heads,
     prefill_attention,
 )
-from asyncllm.kernels.types import HeadEncoding, PrefillRows
+from asyncllm.kernels.types import DecodeRows, HeadEncoding, PrefillRows
 from asyncllm.kernels.upload import upload_aligned
 
 if TYPE_CHECKING:
@@ -103,9 +103,8 @@ class PagedBackend:
         table, decodes, extends = plan.block_table, plan.decodes, plan.extends
         if extends is None:
             assert decodes is not None
-            slots, lengths = decodes.slots, decodes.lengths
-            at = batch.positions, batch.slot_mapping
-            return decode_heads(qkv, encoding, *at, keys, values, table, slots, lengths, spec)
+            rows = DecodeRows(keys, values, table, decodes.slots, decodes.lengths)
+            return decode_heads(qkv, encoding, batch.positions, batch.slot_mapping, rows, spec)
         q = encode_heads(qkv, spec, encoding, batch.positions, keys, values, batch.slot_mapping)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         count = 0 if decodes is None else min(len(decodes.slots), len(q))
@@ -113,7 +112,7 @@ class PagedBackend:
         prefill_attention(q, keys, values, table, extends, spec, sinks=sinks, out=out)
         if decodes is not None:
             slots, lengths = decodes.slots[:count], decodes.lengths[:count]
-            decoding = q[:count], keys, values, table, slots, lengths, spec
+            decoding = q[:count], DecodeRows(keys, values, table, slots, lengths), spec
             decode_attention(*decoding, sinks=sinks, out=out[:count], overlaps_previous=True)
         return out.flatten(1)
 
@@ -123,14 +122,10 @@ class PagedBackend:
         """See ``LogitRowsBackend``: the last tokens of rows attend as decode rows do."""
         assert batch.logit_rows is not None
         keys, values = self._kv.layer(spec.kv_layer)
+        rows = DecodeRows(keys, values, batch.plan.block_table, *batch.logit_rows)
         if batch.sample_rows is None:
-            rows = batch.plan.block_table, *batch.logit_rows
-            at = batch.positions, batch.slot_mapping
-            return decode_heads(qkv, encoding, *at, keys, values, *rows, spec)
+            return decode_heads(qkv, encoding, batch.positions, batch.slot_mapping, rows, spec)
         q = encode_heads(qkv, spec, encoding, batch.positions, keys, values, batch.slot_mapping)
-        table = batch.plan.block_table
         # The decode kernel reads K and V of earlier tokens without waiting for the previous kernel.
         # Here that is the selection of rows, which has waited itself.
-        decoding = batch.sampling(q), keys, values, table, *batch.logit_rows, spec
-        out = decode_attention(*decoding, sinks=encoding.sinks)
-        return out.flatten(1)
+        return decode_attention(batch.sampling(q), rows, spec, sinks=encoding.sinks).flatten(1)

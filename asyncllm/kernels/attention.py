@@ -15,7 +15,7 @@ from torch import Tensor
 
 from asyncllm.kernels.norm import rms_norm
 from asyncllm.kernels.support import in_triton
-from asyncllm.kernels.types import AttentionSpec, HeadEncoding, Norm, PrefillRows
+from asyncllm.kernels.types import AttentionSpec, DecodeRows, HeadEncoding, Norm, PrefillRows
 
 
 @in_triton("qk_norm_rope")
@@ -87,11 +87,7 @@ def prefill_attention(
 @in_triton("attention.decode")
 def decode_attention(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    block_table: Tensor,
-    slots: Tensor,
-    lengths: Tensor,
+    rows: DecodeRows,
     spec: AttentionSpec,
     *,
     sinks: Tensor | None = None,
@@ -109,9 +105,7 @@ def decode_attention(
 
     Args:
         q: [rows, num_heads, head_dim], the last dimension contiguous.
-        slots: int [rows].
-        lengths: int [rows]; positions of the row that are written, the query's own included. 0 for
-            padding, whose result is 0.
+        rows: the result of padding is 0.
         sinks: [num_heads], in layers that have them.
         out: where to write the result, contiguous; by default a new tensor.
         overlaps_previous: overlap the kernel launched just before, whose results must not be
@@ -124,10 +118,11 @@ def decode_attention(
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     if not overlaps_previous:
         out.zero_()
+    keys, values, table, slots, lengths = rows
     for i, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
         if length > 0:
             row = slice(i, i + 1)
-            out[row] = _attend(q[row], length - 1, keys, values, block_table[slot], spec, sinks)
+            out[row] = _attend(q[row], length - 1, keys, values, table[slot], spec, sinks)
     return out
 
 
@@ -137,11 +132,7 @@ def decode_heads(
     encoding: HeadEncoding,
     positions: Tensor,
     slot_mapping: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    block_table: Tensor,
-    slots: Tensor,
-    lengths: Tensor,
+    rows: DecodeRows,
     spec: AttentionSpec,
 ) -> Tensor:
     """``encode_heads``, then ``decode_attention``; in one kernel if that is faster.
@@ -156,10 +147,9 @@ def decode_heads(
     Returns:
         [rows, num_heads * head_dim].
     """
-    at = positions, keys, values, slot_mapping
+    at = positions, rows.keys, rows.values, slot_mapping
     q = encode_heads.reference(qkv.clone(), spec, encoding, *at)
-    cache = keys, values, block_table, slots, lengths
-    return decode_attention.reference(q, *cache, spec, sinks=encoding.sinks).flatten(1)
+    return decode_attention.reference(q, rows, spec, sinks=encoding.sinks).flatten(1)
 
 
 @in_triton("attention.sinks")

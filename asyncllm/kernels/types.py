@@ -126,6 +126,20 @@ class AttentionSpec:
         return q, k, k if self.values_are_keys else v
 
 
+class DecodeRows(NamedTuple):
+    """Rows of one new token each, and the pages of a layer; see ``kernels.attention``.
+
+    ``slots``, int [rows], are those of the sequences. ``lengths``, int [rows], are the positions
+    that are written, the new one included; 0 for padding.
+    """
+
+    keys: Tensor
+    values: Tensor
+    block_table: Tensor
+    slots: Tensor
+    lengths: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillRows:
     """Rows of any number of new tokens. The host never reads them, so a captured launch can serve

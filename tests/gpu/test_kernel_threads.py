@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.kernels.attention import decode_attention, prefill_attention
-from asyncllm.kernels.types import AttentionSpec, PrefillRows
+from asyncllm.kernels.types import AttentionSpec, DecodeRows, PrefillRows
 from tests.support.kernels.device import GPU
 
 pytestmark = pytest.mark.gpu
@@ -55,7 +55,7 @@ def attention(seed: int) -> Work:
         prefill_attention(q, keys, values, table, PrefillRows(*prompt), SPEC, out=out)
         between()
         decode_attention(
-            *(q[:rows], keys, values, table, slots, lengths, SPEC),
+            *(q[:rows], DecodeRows(keys, values, table, slots, lengths), SPEC),
             out=out[:rows],
             overlaps_previous=True,
         )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.kernels import attention as in_torch
-from asyncllm.kernels.types import AttentionSpec, HeadEncoding, Norm
+from asyncllm.kernels.types import AttentionSpec, DecodeRows, HeadEncoding, Norm
 from tests.support.kernels.device import DEVICE
 
 pytest.importorskip("triton")
@@ -28,24 +28,17 @@ SPLIT = Cut(splits=3, chunk=32, tile=16, warps=4, stages=2)
 LENGTHS = (0, 1, 17, 101, 0, 64)
 
 
-class Cache(NamedTuple):
-    """Rows in shuffled pages, which hold NaN wherever no row is."""
-
-    keys: Tensor
-    values: Tensor
-    block_table: Tensor
-    slots: Tensor
-    lengths: Tensor
-
-
 def make_cache(
     spec: AttentionSpec,
     dtype: torch.dtype,
     page_size: int = 16,
     new: int = 0,
     row_lengths: tuple[int, ...] = LENGTHS,
-) -> Cache:
-    """Rows whose last ``new`` tokens are not yet written."""
+) -> DecodeRows:
+    """Rows in shuffled pages, which hold NaN wherever no row is.
+
+    The last ``new`` tokens of each row are not yet written.
+    """
     max_pages = -(-max(row_lengths) // page_size)
     rows = len(row_lengths)
     num_pages = rows * max_pages + 3
@@ -62,7 +55,7 @@ def make_cache(
             tokens = torch.randn(len(at), *shape[2:]).to(dtype)
             pages[table[slot, at // page_size], at % page_size] = tokens.to(DEVICE)
     lengths = torch.tensor(row_lengths, dtype=torch.int32, device=DEVICE)
-    return Cache(keys, values, table.int().to(DEVICE), slots.int().to(DEVICE), lengths)
+    return DecodeRows(keys, values, table.int().to(DEVICE), slots.int().to(DEVICE), lengths)
 
 
 def make_spec(
@@ -95,10 +88,10 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
 def check_attention(spec: AttentionSpec, dtype: torch.dtype, cut: Cut, page_size: int = 16) -> None:
     cache = make_cache(spec, dtype, page_size)
     q = make_queries(spec, dtype)
-    expected = in_torch.decode_attention.reference(q, *cache, spec)
+    expected = in_torch.decode_attention.reference(q, cache, spec)
     for _ in range(2):  # the second time with what the first left behind
         out = torch.full_like(expected, torch.nan)
-        assert decode_attention(q, *cache, spec, out=out, cut=cut) is out
+        assert decode_attention(q, cache, spec, out=out, cut=cut) is out
         assert_close(out, expected)
         assert (out[cache.lengths == 0] == 0).all()
 
@@ -155,15 +148,15 @@ def test_rows_of_very_different_lengths(cut: Cut) -> None:
     row_lengths = (1, 300, 33, 2, 0, 128, 65, 64)
     cache = make_cache(spec, torch.float16, row_lengths=row_lengths)
     q = make_queries(spec, torch.float16, len(row_lengths))
-    out = decode_attention(q, *cache, spec, out=torch.full_like(q, torch.nan), cut=cut)
-    assert_close(out, in_torch.decode_attention.reference(q, *cache, spec))
+    out = decode_attention(q, cache, spec, out=torch.full_like(q, torch.nan), cut=cut)
+    assert_close(out, in_torch.decode_attention.reference(q, cache, spec))
 
 
 def test_pieces_leave_no_arrivals_behind() -> None:
     spec = make_spec()
     cache = make_cache(spec, torch.float16)
     for _ in range(3):
-        decode_attention(make_queries(spec, torch.float16), *cache, spec, cut=SPLIT)
+        decode_attention(make_queries(spec, torch.float16), cache, spec, cut=SPLIT)
         assert not workspace_of(cache.keys.device, 1, spec, 1).arrivals.any()
 
 
@@ -182,7 +175,7 @@ def test_no_rows() -> None:
     cache = make_cache(spec, torch.float16)
     q = make_queries(spec, torch.float16)[:0]
     nobody = cache._replace(slots=cache.slots[:0], lengths=cache.lengths[:0])
-    assert decode_attention(q, *nobody, spec).shape == q.shape
+    assert decode_attention(q, nobody, spec).shape == q.shape
 
 
 #: Norms and rotary positions; half: of half of a head's elements; values:
@@ -208,7 +201,7 @@ def make_encoding(
     return HeadEncoding(norm(), k_norm, rope, normalizes_values=kind == "values")
 
 
-def last_cells(cache: Cache) -> Tensor:
+def last_cells(cache: DecodeRows) -> Tensor:
     """Where the last token of each row is in the flattened pages; -1 for padding."""
     last = (cache.lengths.long() - 1).clamp(min=0)
     page_size = cache.keys.shape[1]
@@ -225,7 +218,7 @@ class Newest(NamedTuple):
     written: Tensor
 
 
-def make_newest(spec: AttentionSpec, dtype: torch.dtype, cache: Cache, kind: str) -> Newest:
+def make_newest(spec: AttentionSpec, dtype: torch.dtype, cache: DecodeRows, kind: str) -> Newest:
     """Tokens that are still to be encoded, and written to the ends of a cache's rows."""
     size = spec.projected_size
     qkv = torch.randn(len(cache.lengths), size + 8, device=DEVICE).to(dtype)[:, :size]
@@ -240,10 +233,10 @@ def check_heads(
     cache = make_cache(spec, dtype, new=1 if spec.shares is None else 0)
     newest = make_newest(spec, dtype, cache, kind)
     expected_cache = cache._replace(keys=cache.keys.clone(), values=cache.values.clone())
-    expected = in_torch.decode_heads.reference(*newest, *expected_cache, spec)
+    expected = in_torch.decode_heads.reference(*newest, expected_cache, spec)
 
     out = torch.full_like(expected, torch.nan)
-    decode_heads(*newest, *cache, spec, out=out, cut=cut, fused=fused)
+    decode_heads(*newest, cache, spec, out=out, cut=cut, fused=fused)
     assert_close(out, expected)
     tolerance = 2 * torch.finfo(dtype).eps
     torch.testing.assert_close(
@@ -257,7 +250,7 @@ def check_heads(
 
 def check_overlap(
     spec: AttentionSpec,
-    cache: Cache,
+    cache: DecodeRows,
     times: int,
     cut: Cut | None = None,
     fused: bool | None = None,
@@ -278,7 +271,7 @@ def check_overlap(
             qkv = rms_norm(x, plain)
             between()
             at = newest._replace(qkv=qkv)
-            outs.append(decode_heads(*at, *cache, spec, cut=cut, fused=fused))
+            outs.append(decode_heads(*at, cache, spec, cut=cut, fused=fused))
             between()
         return outs
 

@@ -9,7 +9,6 @@ from torch import Tensor
 from asyncllm.kernels import attention as in_torch
 from tests.kernels.attention.test_decode import (
     KINDS,
-    Cache,
     assert_close,
     check_overlap,
     make_cache,
@@ -34,11 +33,10 @@ from asyncllm.kernels.triton.attention.decode_hopper import (
 from asyncllm.kernels.triton.attention.decode_launch import (
     MAX_PROGRAMS,
     UNENCODED,
-    Rows,
     workspace_of,
 )
 from asyncllm.kernels.triton.qk_norm_rope import encode_heads
-from asyncllm.kernels.types import AttentionSpec
+from asyncllm.kernels.types import AttentionSpec, DecodeRows
 
 LENGTHS = (0, 1, 2, 16, 17, 63, 64, 65, 66, 0, 127, 128, 129, 130, 500, 1000, 1337, 640, 641)
 #: Rows in a single piece, and in several.
@@ -47,7 +45,7 @@ WHOLE, SPLIT = (1, 4096), (8, 128)
 
 def attend(
     q: Tensor,
-    cache: Cache,
+    cache: DecodeRows,
     spec: AttentionSpec,
     out: Tensor,
     overlaps_previous: bool = False,
@@ -56,7 +54,7 @@ def attend(
 ) -> None:
     heads = UNENCODED._replace(sinks=sinks)
     strides = q.stride(0), q.stride(1)
-    launch(q, *strides, heads, Rows(*cache), spec, out, overlaps_previous, pieces)
+    launch(q, *strides, heads, cache, spec, out, overlaps_previous, pieces)
 
 
 def check(
@@ -68,7 +66,7 @@ def check(
 ) -> None:
     cache = make_cache(spec, dtype, page_size, row_lengths=LENGTHS)
     q = make_queries(spec, dtype, len(LENGTHS))
-    expected = in_torch.decode_attention.reference(q, *cache, spec, sinks=sinks)
+    expected = in_torch.decode_attention.reference(q, cache, spec, sinks=sinks)
     for _ in range(2):  # the second time with what the first left behind
         out = torch.full_like(expected, torch.nan)
         attend(q, cache, spec, out, pieces=cut, sinks=sinks)
@@ -121,7 +119,7 @@ def test_overlapping_another_kernel_padding_is_left_alone(pieces: tuple[int, int
     spec = make_spec(32, 8, 128)
     cache = make_cache(spec, torch.bfloat16, row_lengths=LENGTHS)
     q = make_queries(spec, torch.bfloat16, len(LENGTHS))
-    expected = in_torch.decode_attention.reference(q, *cache, spec)
+    expected = in_torch.decode_attention.reference(q, cache, spec)
     out = torch.full_like(expected, 7.0)
     attend(q, cache, spec, out, True, pieces)
     living = cache.lengths > 0
@@ -131,7 +129,7 @@ def test_overlapping_another_kernel_padding_is_left_alone(pieces: tuple[int, int
 
 def many_rows(
     spec: AttentionSpec, dtype: torch.dtype, new: int = 0, more: int = 70, longest: int = 1300
-) -> Cache:
+) -> DecodeRows:
     """More rows than ``decode`` is as fast for, and padding."""
     lengths = torch.randint(1, 300, (FEW_PAIRS // spec.num_kv_heads + more,)).tolist()
     return make_cache(spec, dtype, new=new, row_lengths=(0, *lengths, 1, longest))
@@ -143,15 +141,15 @@ def test_takes_what_it_supports() -> None:
     spec = make_spec(32, 8, 128)
     cache = many_rows(spec, torch.bfloat16)
     q = make_queries(spec, torch.bfloat16, len(cache.lengths))
-    rows = Rows(*cache)
+    rows = cache
     assert supports(q, rows, spec)
     assert not supports(q[: FEW_PAIRS // 8], rows, spec)
     assert not supports(q.half(), rows, spec)
     assert not supports(q.float(), rows._replace(keys=cache.keys.float()), spec)
     assert not supports(q, rows, make_spec(32, 8, 128, window=99))
     assert not supports(q, rows, make_spec(32, 8, 128, softcap=9.0))
-    out = decode.decode_attention(q, *cache, spec, out=torch.full_like(q, torch.nan))
-    assert_close(out, in_torch.decode_attention.reference(q, *cache, spec))
+    out = decode.decode_attention(q, cache, spec, out=torch.full_like(q, torch.nan))
+    assert_close(out, in_torch.decode_attention.reference(q, cache, spec))
 
 
 @on_hopper
@@ -174,9 +172,9 @@ def test_encodes_writes_and_attends(
     cache = many_rows(spec, dtype, 1, more)
     newest = make_newest(spec, dtype, cache, kind)
     expected_cache = cache._replace(keys=cache.keys.clone(), values=cache.values.clone())
-    expected = in_torch.decode_heads.reference(*newest, *expected_cache, spec)
+    expected = in_torch.decode_heads.reference(*newest, expected_cache, spec)
     out = torch.full_like(expected, torch.nan)
-    decode_heads(*newest, *cache, spec, out=out)
+    decode_heads(*newest, cache, spec, out=out)
     assert_close(out, expected)
     # The kernel for heads alone rounds where this one does, which the reference does not.
     qkv, encoding, positions, written = newest

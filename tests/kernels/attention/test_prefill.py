@@ -11,7 +11,7 @@ from torch import Tensor
 
 from asyncllm.kernels import attention as in_torch
 from asyncllm.kernels.attention import encode_heads
-from asyncllm.kernels.types import AttentionSpec, HeadEncoding, PrefillRows
+from asyncllm.kernels.types import AttentionSpec, DecodeRows, HeadEncoding, PrefillRows
 from tests.support.kernels.device import DEVICE, GPU
 
 pytest.importorskip("triton")
@@ -395,7 +395,7 @@ def test_decode_rows_overlap_longer_ones(lengths: list[int], rows: list[tuple[in
     for _ in range(20 if DEVICE == "cuda" else 1):
         out = torch.full(q.shape, torch.nan, dtype=q.dtype, device=DEVICE)
         prefill_attention(q, keys, values, table, longer, spec, out=out)
-        several = q[: len(total)], keys, values, table, slots, total, spec
+        several = q[: len(total)], DecodeRows(keys, values, table, slots, total), spec
         decode_attention(*several, out=out[: len(total)], overlaps_previous=True)
         torch.testing.assert_close(out[: step.tokens], expected, atol=1e-2, rtol=1e-2)
         assert bool(out[step.tokens :].isnan().all())

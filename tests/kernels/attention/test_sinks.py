@@ -46,11 +46,11 @@ def test_decode(spec: AttentionSpec, cut: Cut | None) -> None:
     spec = replace(spec, has_sinks=True)
     cache, sinks = make_cache(spec, torch.float16), make_sinks(spec)
     q = make_queries(spec, torch.float16)
-    expected = in_torch.decode_attention.reference(q, *cache, spec, sinks=sinks)
-    without = in_torch.decode_attention.reference(q, *cache, spec)
+    expected = in_torch.decode_attention.reference(q, cache, spec, sinks=sinks)
+    without = in_torch.decode_attention.reference(q, cache, spec)
     assert not torch.allclose(expected, without, atol=0.1)
     out = torch.full_like(expected, torch.nan)
-    decode_attention(q, *cache, spec, sinks=sinks, out=out, cut=cut)
+    decode_attention(q, cache, spec, sinks=sinks, out=out, cut=cut)
     assert_close(out, expected)
     assert (out[cache.lengths == 0] == 0).all()
 
@@ -63,8 +63,8 @@ def test_decode_of_projections(spec: AttentionSpec, fused: bool) -> None:
     newest = make_newest(spec, torch.float16, cache, "rotary")
     newest = newest._replace(encoding=newest.encoding._replace(sinks=make_sinks(spec)))
     copies = [cache._replace(keys=cache.keys.clone(), values=cache.values.clone()) for _ in "ab"]
-    expected = in_torch.decode_heads.reference(*newest, *copies[0], spec)
-    out = decode_heads(*newest, *copies[1], spec, fused=fused, cut=SPLIT if fused else None)
+    expected = in_torch.decode_heads.reference(*newest, copies[0], spec)
+    out = decode_heads(*newest, copies[1], spec, fused=fused, cut=SPLIT if fused else None)
     assert_close(out, expected)
 
 

@@ -27,7 +27,14 @@ from asyncllm.kernels.tuning import (
     TmaSplitTile,
     TmaTile,
 )
-from asyncllm.kernels.types import AttentionSpec, Gated, GatedExperts, HeadEncoding, Norm
+from asyncllm.kernels.types import (
+    AttentionSpec,
+    DecodeRows,
+    Gated,
+    GatedExperts,
+    HeadEncoding,
+    Norm,
+)
 
 if TYPE_CHECKING:
     from asyncllm.kernels.triton.gemm.projection import Projection
@@ -141,45 +148,45 @@ def launch_decode() -> None:
 
     q = half(2, SPEC.num_heads, SPEC.head_dim)
     for overlaps in (False, True):
-        rows = int32(3, 256), int32(2), int32(2)
-        decode_attention(q, pages(), pages(), *rows, SPEC, overlaps_previous=overlaps)
+        rows = DecodeRows(pages(), pages(), int32(3, 256), int32(2), int32(2))
+        decode_attention(q, rows, SPEC, overlaps_previous=overlaps)
 
 
 def launch_decode_hopper() -> None:
     from asyncllm.kernels.triton.attention.decode import decode_attention, decode_heads
 
-    rows = pages(), pages(), int32(71, 256), int32(70), int32(70)
+    rows = DecodeRows(pages(), pages(), int32(71, 256), int32(70), int32(70))
     q = half(70, SPEC.num_heads, SPEC.head_dim)
-    decode_attention(q, *rows, SPEC, overlaps_previous=True)
+    decode_attention(q, rows, SPEC, overlaps_previous=True)
     for num_heads in (16, 64, 128):
         spec = replace(SPEC, num_heads=num_heads)
-        decode_attention(half(70, num_heads, SPEC.head_dim), *rows, spec)
+        decode_attention(half(70, num_heads, SPEC.head_dim), rows, spec)
         qkv = half(70, (num_heads + 2 * SPEC.num_kv_heads) * SPEC.head_dim)
-        decode_heads(qkv, encoding(), int64(70), int64(70), *rows, spec)
+        decode_heads(qkv, encoding(), int64(70), int64(70), rows, spec)
     spec, sinks = replace(SPEC, num_heads=64), half(64)
-    decode_attention(half(70, 64, SPEC.head_dim), *rows, spec, sinks=sinks)
+    decode_attention(half(70, 64, SPEC.head_dim), rows, spec, sinks=sinks)
     with_sinks = encoding()._replace(sinks=sinks)
     qkv = half(70, (64 + 2 * SPEC.num_kv_heads) * SPEC.head_dim)
-    decode_heads(qkv, with_sinks, int64(70), int64(70), *rows, spec)
+    decode_heads(qkv, with_sinks, int64(70), int64(70), rows, spec)
 
 
 def launch_decode_heads() -> None:
     from asyncllm.kernels.triton.attention.decode import decode_heads
 
-    at = (int64(2), int64(2), pages(), pages(), int32(3, 256), int32(2), int32(2))
-    decode_heads(qkv(2), encoding(), *at, SPEC, fused=True)
+    rows = DecodeRows(pages(), pages(), int32(3, 256), int32(2), int32(2))
+    decode_heads(qkv(2), encoding(), int64(2), int64(2), rows, SPEC, fused=True)
 
 
 def launch_gemma4() -> None:
     from asyncllm.kernels.triton.attention.decode import decode_attention, decode_heads
 
-    rows = int32(3, 256), int32(2), int32(2)
+    table = int32(3, 256), int32(2), int32(2)
     for spec in GEMMA4:
-        kv = pages(spec.head_dim), pages(spec.head_dim)
-        decode_attention(half(2, spec.num_heads, spec.head_dim), *kv, *rows, spec)
+        rows = DecodeRows(pages(spec.head_dim), pages(spec.head_dim), *table)
+        decode_attention(half(2, spec.num_heads, spec.head_dim), rows, spec)
         for fused in (False, True):
             heads = half(2, spec.projected_size), encoding(spec), int64(2), int64(2)
-            decode_heads(*heads, *kv, *rows, spec, fused=fused)
+            decode_heads(*heads, rows, spec, fused=fused)
 
 
 def launch_sinks() -> None:

@@ -38,9 +38,9 @@ from asyncllm.kernels.triton.attention.decode_launch import (
     UNENCODED,
     Cut,
     Heads,
-    Rows,
     choose_cut,
     fitted,
+    max_length,
     workspace_of,
 )
 from asyncllm.kernels.triton.attention.decode_pieces import (
@@ -57,16 +57,12 @@ from asyncllm.kernels.triton.qk_norm_rope import encode_heads, encoding_of, kv_k
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from asyncllm.kernels.types import AttentionSpec, HeadEncoding
+    from asyncllm.kernels.types import AttentionSpec, DecodeRows, HeadEncoding
 
 
 def decode_attention(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    block_table: Tensor,
-    slots: Tensor,
-    lengths: Tensor,
+    rows: DecodeRows,
     spec: AttentionSpec,
     *,
     sinks: Tensor | None = None,
@@ -78,12 +74,11 @@ def decode_attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     if len(q) == 0:
         return out
-    rows = Rows(keys, values, block_table, slots, lengths)
     queries = (q, q.stride(0), q.stride(1), UNENCODED._replace(sinks=sinks))
     if cut is None and decode_hopper.supports(q, rows, spec):
         decode_hopper.launch(*queries, rows, spec, out, overlaps_previous)
         return out
-    cut = cut or choose_cut(len(q), spec, block_table.shape[1] * keys.shape[1], q.itemsize)
+    cut = cut or choose_cut(len(q), spec, max_length(rows), q.itemsize)
     launch(*queries, rows, spec, out, cut, overlaps_previous)
     return out
 
@@ -93,7 +88,7 @@ def launch(
     row_stride: int,
     head_stride: int,
     heads: Heads,
-    rows: Rows,
+    rows: DecodeRows,
     spec: AttentionSpec,
     out: Tensor,
     cut: Cut,
@@ -269,11 +264,7 @@ def decode_heads(
     encoding: HeadEncoding,
     positions: Tensor,
     slot_mapping: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    block_table: Tensor,
-    slots: Tensor,
-    lengths: Tensor,
+    rows: DecodeRows,
     spec: AttentionSpec,
     *,
     out: Tensor | None = None,
@@ -292,7 +283,6 @@ def decode_heads(
         out = torch.empty(num_rows, size, dtype=qkv.dtype, device=qkv.device)
     if num_rows == 0:
         return out
-    rows = Rows(keys, values, block_table, slots, lengths)
     weights, constants = encoding_of(encoding)
     tensors = (*weights, positions, slot_mapping)
     heads = Heads(True, tensors, constants, encoding.sinks, encoding.normalizes_values)
@@ -304,10 +294,9 @@ def decode_heads(
     if fused is None:
         fused = num_rows * spec.num_kv_heads <= FUSED_PAIRS
     if not fused:
-        q = encode_heads(qkv, spec, encoding, positions, keys, values, slot_mapping)
-        decode_attention(q, *rows, spec, sinks=encoding.sinks, out=out.view(q.shape), cut=cut)
+        q = encode_heads(qkv, spec, encoding, positions, *rows[:2], slot_mapping)
+        decode_attention(q, rows, spec, sinks=encoding.sinks, out=out.view(q.shape), cut=cut)
         return out
-    max_length = block_table.shape[1] * keys.shape[1]
-    cut = cut or choose_fused_cut(num_rows, spec, max_length, qkv.itemsize)
+    cut = cut or choose_fused_cut(num_rows, spec, max_length(rows), qkv.itemsize)
     launch(qkv, qkv.stride(0), spec.head_dim, heads, rows, spec, out, cut)
     return out

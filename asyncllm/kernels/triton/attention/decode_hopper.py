@@ -44,8 +44,8 @@ from asyncllm.kernels.triton.attention.decode_launch import (
     MANY_PAIRS,
     MAX_PROGRAMS,
     Heads,
-    Rows,
     fitting_splits,
+    max_length,
     workspace_of,
 )
 from asyncllm.kernels.triton.launch import Launcher, next_power_of_2
@@ -54,7 +54,7 @@ from asyncllm.kernels.triton.page_copies import SHARED, can_copy, describe
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from asyncllm.kernels.types import AttentionSpec
+    from asyncllm.kernels.types import AttentionSpec, DecodeRows
 
 
 @gluon.jit
@@ -152,7 +152,7 @@ ONE_WAVE = 264
 PLAIN = gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=1, order=[1, 0])
 
 
-def supports(q: Tensor, rows: Rows, spec: AttentionSpec) -> bool:
+def supports(q: Tensor, rows: DecodeRows, spec: AttentionSpec) -> bool:
     """Whether the kernel can run this ``launch``, and is faster for this number of rows."""
     return (
         len(q) * spec.num_kv_heads > FEW_PAIRS
@@ -169,7 +169,7 @@ def launch(
     row_stride: int,
     head_stride: int,
     heads: Heads,
-    rows: Rows,
+    rows: DecodeRows,
     spec: AttentionSpec,
     out: Tensor,
     overlaps_previous: bool = False,
@@ -183,7 +183,7 @@ def launch(
     """
     keys, values, block_table, slots, lengths = rows
     group, page_size = spec.group, keys.shape[1]
-    splits, chunk = pieces or choose_pieces(len(q), spec, block_table.shape[1] * page_size)
+    splits, chunk = pieces or choose_pieces(len(q), spec, max_length(rows))
     boxes = describe(keys, TILE.value), describe(values, TILE.value)
     args = (
         *(q, row_stride, head_stride, *heads.tensors, heads.sinks, keys, values, *boxes),

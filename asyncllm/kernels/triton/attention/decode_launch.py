@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from asyncllm.kernels.types import AttentionSpec
+    from asyncllm.kernels.types import AttentionSpec, DecodeRows
 
 #: The most rows times K/V heads of a launch.
 MAX_PAIRS = 1 << 18
@@ -20,16 +20,6 @@ MANY_PAIRS = 512
 MAX_PROGRAMS = 8192
 #: K of a tile; its V takes as much again.
 MAX_TILE_BYTES = 32 << 10
-
-
-class Rows(NamedTuple):
-    """The rows of a launch and their pages; see ``kernels.attention``."""
-
-    keys: Tensor
-    values: Tensor
-    block_table: Tensor
-    slots: Tensor
-    lengths: Tensor
 
 
 class Heads(NamedTuple):
@@ -67,6 +57,11 @@ class Cut(NamedTuple):
     tile: int
     warps: int
     stages: int
+
+
+def max_length(rows: DecodeRows) -> int:
+    """Positions that the block table has room for."""
+    return rows.block_table.shape[1] * rows.keys.shape[1]
 
 
 def choose_cut(rows: int, spec: AttentionSpec, max_length: int, itemsize: int) -> Cut:
