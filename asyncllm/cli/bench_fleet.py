@@ -124,16 +124,8 @@ def _fleet(args: argparse.Namespace) -> tuple[Fleet, ChatLoad]:
     config = EngineConfig(device="sim", sim_profile=args.sim_profile)
     limits, cost = resolve_sim(config, read_spec(demo.path()))
     assert cost.profile is not None
-    load = ChatLoad(
-        rate=args.rate * args.replicas,
-        seconds=args.seconds,
-        turns=args.turns,
-        system=args.system,
-        user=args.user,
-        answer=args.answer,
-        think=args.think,
-        seed=args.seed,
-    )
+    given = {name: getattr(args, name) for name in ChatLoad.__struct_fields__ if name in args}
+    load = ChatLoad(**{**given, "rate": args.rate * args.replicas})
     if load.longest > limits.max_model_len:
         usage_error(
             args,

@@ -6,15 +6,8 @@ import argparse
 from pathlib import Path
 from typing import BinaryIO
 
+from asyncllm.cli import options
 from asyncllm.cli.answer_file import answer_lines, append_answers, keep_answered, say
-from asyncllm.cli.options import (
-    BATCH_DEFAULTS,
-    add_config_options,
-    add_model,
-    add_option,
-    config_from_args,
-    usage_error,
-)
 from asyncllm.config import EngineConfig
 from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import BadRequest
@@ -27,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "responses, one request per line. A wrong line gets an error; the other lines are "
         "answered."
     )
-    add_model(parser)
+    options.add_model(parser)
     parser.add_argument("file", type=Path, metavar="IN.jsonl", help="the requests")
     parser.add_argument(
         "output",
@@ -41,16 +34,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="continue an earlier run, and try again the requests that failed",
     )
     text = "name of the model in the requests, its own by default; may be repeated"
-    add_option(parser, "served_model_name", tuple[str, ...], text)
-    add_config_options(parser, EngineConfig, defaults=BATCH_DEFAULTS)
+    options.add_option(parser, "served_model_name", tuple[str, ...], text)
+    options.add_config_options(parser, EngineConfig, defaults=options.BATCH_DEFAULTS)
     parser.set_defaults(run=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    engine = config_from_args(args, EngineConfig)
-    server = config_from_args(args, ServerConfig)
+    engine = options.config_from_args(args, EngineConfig)
+    server = options.config_from_args(args, ServerConfig)
     if args.output.resolve() == args.file.resolve():
-        usage_error(args, "the answers would replace the requests")
+        options.usage_error(args, "the answers would replace the requests")
 
     from asyncllm.cli.batch_file import Item, read_items, run_batch
     from asyncllm.llm.async_llm import AsyncLLM

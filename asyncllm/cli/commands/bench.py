@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from asyncllm.cli import options
 from asyncllm.cli.answer_file import say
 from asyncllm.cli.bench_cases import (
     GivenPrompts,
@@ -20,15 +21,6 @@ from asyncllm.cli.bench_cases import (
     read_prompts,
 )
 from asyncllm.cli.bench_fleet import add_fleet
-from asyncllm.cli.options import (
-    BATCH_DEFAULTS,
-    Commands,
-    add_config_options,
-    add_model,
-    config_from_args,
-    refuse_engine_options,
-    usage_error,
-)
 from asyncllm.cli.parser import CommandParser, list_of, positive, temperature
 from asyncllm.config import EngineConfig
 from asyncllm.lab.bench import cases
@@ -57,7 +49,7 @@ def configure(parser: CommandParser) -> None:
     add_fleet(actions)
 
 
-def _add_offline(actions: Commands) -> None:
+def _add_offline(actions: options.Commands) -> None:
     names = ", ".join(case.name for case in cases.OFFLINE)
     parser = actions.add_parser(
         "offline",
@@ -73,11 +65,11 @@ def _add_offline(actions: Commands) -> None:
         metavar="FLOAT",
         help="temperature of all cases (default: 0.6 for offline256, 0 for the others)",
     )
-    add_config_options(parser, EngineConfig, defaults=BATCH_DEFAULTS)
+    options.add_config_options(parser, EngineConfig, defaults=options.BATCH_DEFAULTS)
     parser.set_defaults(run=run_offline, parser=parser)
 
 
-def _add_serve(actions: Commands) -> None:
+def _add_serve(actions: options.Commands) -> None:
     names = ", ".join(case.name for case in cases.online())
     parser = actions.add_parser(
         "serve",
@@ -116,12 +108,12 @@ def _add_serve(actions: Commands) -> None:
         help="token ids in prompts are below this number (default: what the server says, "
         "otherwise 10001)",
     )
-    add_config_options(parser, EngineConfig)
+    options.add_config_options(parser, EngineConfig)
     parser.set_defaults(run=run_serve, parser=parser)
 
 
 def _add_common(parser: argparse.ArgumentParser, names: str) -> None:
-    add_model(parser)
+    options.add_model(parser)
     parser.add_argument(
         "--cases", type=list_of(str), metavar="LIST", help=f"some of {names} (default: all)"
     )
@@ -162,7 +154,7 @@ def run_offline(args: argparse.Namespace) -> int:
     from asyncllm.llm.load import name_of
     from asyncllm.system.event_loop import run_with_device
 
-    config = config_from_args(args, EngineConfig)
+    config = options.config_from_args(args, EngineConfig)
     prompts = read_prompts(args)
     chosen = offline_cases(args) if prompts is None else []
     if prompts is not None and prompts.timed:
@@ -210,9 +202,9 @@ async def _measure_offline(
 
 
 def run_serve(args: argparse.Namespace) -> int:
-    config = config_from_args(args, EngineConfig)
+    config = options.config_from_args(args, EngineConfig)
     if args.url:
-        refuse_engine_options(args)
+        options.refuse_engine_options(args)
     chosen = online_cases(args)
 
     from asyncllm.lab.bench import server, tables
@@ -279,7 +271,7 @@ def _prepare(args: argparse.Namespace, model: str) -> Earlier | None:
     from asyncllm.lab.bench.report import Earlier
 
     if args.peer is not None and args.compare is None:
-        usage_error(args, "--peer is one of those in the file of --compare")
+        options.usage_error(args, "--peer is one of those in the file of --compare")
     if args.json is not None:
         args.json.touch()
     if args.compare is None:

@@ -8,15 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
-from asyncllm.cli.options import (
-    add_config_options,
-    add_model,
-    add_sampling_options,
-    check_sampling_options,
-    config_from_args,
-    refuse_engine_options,
-    sampling_params,
-)
+from asyncllm.cli import options
 from asyncllm.config import EngineConfig
 from asyncllm.errors import AsyncLLMError, BadRequest, EngineDead
 from asyncllm.system.terminal import LoadingBar
@@ -38,20 +30,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "Talk to a model, loaded here or served elsewhere.\nFrom a pipe, each line is a message."
     )
     parser.epilog = _COMMANDS
-    add_model(parser)
+    options.add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     parser.add_argument(
         "--url", help="talk to this server instead of loading a model; MODEL is then its name there"
     )
     parser.add_argument("--api-key", metavar="TEXT", help="key for that server")
-    add_sampling_options(parser)
-    add_config_options(parser, EngineConfig)
+    options.add_sampling_options(parser)
+    options.add_config_options(parser, EngineConfig)
     parser.set_defaults(run=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    check_sampling_options(args)
-    config = config_from_args(args, EngineConfig)
+    options.check_sampling_options(args)
+    config = options.config_from_args(args, EngineConfig)
 
     from asyncllm.llm.async_llm import AsyncLLM
     from asyncllm.llm.loop_thread import LoopThread
@@ -63,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
                 f"{llm.model_name} has no chat template; give it one by --chat-template"
             )
         defaults = llm.default_params if isinstance(llm, AsyncLLM) else SamplingParams()
-        params = sampling_params(args, defaults)
+        params = options.sampling_params(args, defaults)
         return talk(
             Conversation(lambda messages: thread.iterate(llm.stream(messages, params)), args.system)
         )
@@ -72,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 def _client(args: argparse.Namespace) -> Client:
     from asyncllm.llm.client.client import Client
 
-    refuse_engine_options(args)
+    options.refuse_engine_options(args)
     return Client(args.url, api_key=args.api_key, model=getattr(args, "model", None))
 
 

@@ -22,14 +22,8 @@ if TYPE_CHECKING:
 #: The options of serving that change what fits or how fast it is.
 OPTIONS: Final = (
     *("revision", "download_dir", "hf_overrides", "dtype", "max_model_len", "kv_cache_tokens"),
-    *(
-        "gpu_memory_utilization",
-        "page_size",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "prefill_chunk",
-        "itl_target_ms",
-    ),
+    *("gpu_memory_utilization", "page_size", "max_num_seqs", "max_num_batched_tokens"),
+    *("prefill_chunk", "itl_target_ms"),
     *("prefix_caching", "policy", "cuda_graphs", "max_decode_steps"),
 )
 _MEMORY: Final = (

@@ -10,18 +10,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import msgspec
 
+from asyncllm.cli import options
 from asyncllm.cli.answer_file import AnswerLines, answer_lines, append_answers, keep_answered, say
-from asyncllm.cli.options import (
-    BATCH_DEFAULTS,
-    add_config_options,
-    add_model,
-    add_sampling_options,
-    check_sampling_options,
-    config_from_args,
-    given_options,
-    sampling_params,
-    usage_error,
-)
 from asyncllm.cli.prompts import READERS, Row, as_chat, read_rows
 from asyncllm.config import EngineConfig
 from asyncllm.errors import AsyncLLMError, BadRequest, EngineDead
@@ -49,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "continues where it stopped, and tries failed prompts again."
     )
     parser.epilog = _EXAMPLES
-    add_model(parser)
+    options.add_model(parser)
     parser.add_argument(
         "file",
         type=Path,
@@ -81,16 +71,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overwrite", action="store_true", help="begin again and overwrite OUT.jsonl"
     )
-    add_sampling_options(parser)
-    add_config_options(parser, EngineConfig, defaults=BATCH_DEFAULTS)
+    options.add_sampling_options(parser)
+    options.add_config_options(parser, EngineConfig, defaults=options.BATCH_DEFAULTS)
     parser.set_defaults(run=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    config = config_from_args(args, EngineConfig)
-    check_sampling_options(args)
+    config = options.config_from_args(args, EngineConfig)
+    options.check_sampling_options(args)
     if args.output.resolve() == args.file.resolve():
-        usage_error(args, "the output would replace the prompts")
+        options.usage_error(args, "the output would replace the prompts")
     rows = _read(args)
     settings = _settings(args, config)
     answered = set() if args.overwrite else recover(args.output, rows, settings)
@@ -105,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         async with AsyncLLM(config=config, progress=LoadingBar()) as llm:
             if args.overwrite:  # not before the model is there
                 out.truncate(0)
-            params = sampling_params(args, llm.default_params)
+            params = options.sampling_params(args, llm.default_params)
             todo = [row for row in rows if row.index not in answered]
             with answer_lines(out, llm, len(todo), "prompt") as lines:
                 await _answer_all(llm, todo, params, lines, settings)
@@ -118,13 +108,13 @@ def _settings(args: argparse.Namespace, config: EngineConfig) -> dict[str, Any]:
     """What answers depend on, apart from the prompts."""
     model = {name: getattr(config, name) for name in _MODEL}
     model["simulated"] = config.device == "sim"
-    return {**model, "chat": args.chat, **given_options(args, SamplingParams)}
+    return {**model, "chat": args.chat, **options.given_options(args, SamplingParams)}
 
 
 def _read(args: argparse.Namespace) -> list[Row]:
     """The prompts, checked against the options."""
     if args.file.suffix.lower() not in READERS:
-        usage_error(
+        options.usage_error(
             args,
             f"{args.file} is not a file of prompts, whose name ends in {', '.join(READERS)}; "
             "the order is [MODEL] FILE",

@@ -18,16 +18,9 @@ from asyncllm.version import __version__
 #: The metrics that are compared, and whether more is better.
 METRICS: Final = {
     "tok_s": True,
-    "ttft_ms": False,
-    "ttft_p50": False,
-    "ttft_p99": False,
-    "tpot_p50": False,
-    "itl_p50": False,
-    "itl_p99": False,
-    "itl_max": False,
-    "long_ttft_p50": False,
-    "long_ttft_p99": False,
-    "start_s": False,
+    **dict.fromkeys(("ttft_ms", "ttft_p50", "ttft_p99", "tpot_p50"), False),
+    **dict.fromkeys(("itl_p50", "itl_p99", "itl_max"), False),
+    **dict.fromkeys(("long_ttft_p50", "long_ttft_p99", "start_s"), False),
 }
 #: The case that ``start_s`` counts as.
 START: Final = "start"

@@ -13,17 +13,7 @@ import aiohttp
 import msgspec
 
 from asyncllm.errors import AsyncLLMError, BadRequest, NotFound
-from asyncllm.llm.client.answers import (
-    Answer,
-    EmbeddingList,
-    EventDecoder,
-    Model,
-    ModelList,
-    TokenCount,
-    decode,
-    decode_error,
-    decode_frame,
-)
+from asyncllm.llm.client import answers
 from asyncllm.llm.client.request_fields import changed_fields, sampling_fields, scheduling_fields
 from asyncllm.types import (
     Completion,
@@ -95,7 +85,7 @@ class Client:
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeout, sock_read=timeout)
         self._name = model
-        self._model: Model | None = None
+        self._model: answers.Model | None = None
         self._asking_model = asyncio.Lock()
         self._session: aiohttp.ClientSession | None = None
 
@@ -128,7 +118,7 @@ class Client:
             TimeoutError: nothing came for ``timeout`` seconds.
         """
         path, body = await self._body(prompt, params, scheduling)
-        answer = await self._fetch(Answer, "POST", path, body)
+        answer = await self._fetch(answers.Answer, "POST", path, body)
         delta = answer.to_delta(params)
         if delta.finish_reason is None:
             raise AsyncLLMError("the server's answer has no finished choice")
@@ -174,7 +164,7 @@ class Client:
             **changed_fields(wanted),
             **scheduling_fields(scheduling or SchedulingParams()),
         }
-        answer = await self._fetch(EmbeddingList, "POST", "/v1/embeddings", body)
+        answer = await self._fetch(answers.EmbeddingList, "POST", "/v1/embeddings", body)
         if len(answer.data) != len(plain):
             raise AsyncLLMError("the server's answer has not one vector for each prompt")
         ordered = sorted(answer.data, key=attrgetter("index"))
@@ -193,14 +183,14 @@ class Client:
         """
         path, body = await self._body(prompt, params, scheduling)
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-        decoder = EventDecoder()
+        decoder = answers.EventDecoder()
         last: TokenDelta | None = None
         async with self._request("POST", path, body) as response:
             # Read to the end: the usage, with the cached tokens, comes after the last delta, and
             # the connection can be used again only then.
             async for chunk in response.content.iter_any():
                 for data in decoder.feed(chunk):
-                    frame = decode_frame(data)
+                    frame = answers.decode_frame(data)
                     if last is not None:
                         last.cached_tokens = max(last.cached_tokens, frame.to_usage().cached_tokens)
                         continue
@@ -246,16 +236,16 @@ class Client:
             return None
         if isinstance(prompt, str):
             body = {"model": model.id, "prompt": prompt}
-            count = (await self._fetch(TokenCount, "POST", "/tokenize", body)).count
+            count = (await self._fetch(answers.TokenCount, "POST", "/tokenize", body)).count
         else:
             count = len(prompt)
         return max(model.max_model_len - count, 1)
 
-    async def _served_model(self) -> Model:
+    async def _served_model(self) -> answers.Model:
         """The model in use, as the server describes it; fetched once."""
         async with self._asking_model:
             if self._model is None:
-                models = (await self._fetch(ModelList, "GET", "/v1/models")).data
+                models = (await self._fetch(answers.ModelList, "GET", "/v1/models")).data
                 named = [model for model in models if self._name in (None, model.id)]
                 if not named:
                     raise NotFound(f"{self._base} does not serve {self._name or 'any model'}")
@@ -264,7 +254,7 @@ class Client:
 
     async def _fetch(self, kind: type[T], method: str, path: str, body: Any = None) -> T:
         async with self._request(method, path, body) as response:
-            return decode(await response.read(), kind)
+            return answers.decode(await response.read(), kind)
 
     @asynccontextmanager
     async def _request(
@@ -282,7 +272,9 @@ class Client:
         try:
             async with self._session.request(method, self._base + path, data=data) as response:
                 if response.status >= 400:
-                    raise decode_error(response.status, response.headers, await response.read())
+                    raise answers.decode_error(
+                        response.status, response.headers, await response.read()
+                    )
                 yield response
         except TimeoutError as error:
             raise TimeoutError(f"{self._base}: no answer in time") from error

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Final
 
 from asyncllm.errors import AsyncLLMError, NotReady
+from asyncllm.supervise import front_channel as channel
 from asyncllm.supervise.child import ACCEPT, LEAVING, PING, READY, content_of
 from asyncllm.supervise.crowd import Use
 from asyncllm.supervise.front.answers import Answer, as_bytes
@@ -25,21 +26,6 @@ from asyncllm.supervise.front.reader import MOST_PLACED, Client, Reader
 from asyncllm.supervise.front.replica import Parcel, Replica, able
 from asyncllm.supervise.front.request import closing, home_of
 from asyncllm.supervise.front.router import Router, blocks, prompt_bytes
-from asyncllm.supervise.front_channel import (
-    ASK,
-    BEGUN,
-    CLOSED,
-    FIRST_BYTES,
-    FREE,
-    HOME,
-    KEPT,
-    MOVED,
-    NUMBER_BYTES,
-    RETRY_SECONDS,
-    is_interim,
-    number_of,
-    sent,
-)
 from asyncllm.supervise.listening import url_of
 from asyncllm.supervise.outage import STARTING, Outage
 from asyncllm.supervise.poller import Poller
@@ -97,7 +83,7 @@ class Front:
         times = [self._reader.deadline, self._everyone.deadline, self._outage.deadline]
         times.append(0.0 if self._left else self._ping_at)
         if any(replica.is_behind for replica in self._replicas):
-            times.append(time.monotonic() + RETRY_SECONDS)
+            times.append(time.monotonic() + channel.RETRY_SECONDS)
         return min((at for at in times if at is not None), default=None)
 
     def open(self) -> None:
@@ -119,12 +105,12 @@ class Front:
             replica.leaves = True
         elif kind == PING:
             replica.answered(message[1:])
-        elif kind == ASK and files:
+        elif kind == channel.ASK and files:
             what, _, request = message[1:].partition(b"\n")
             self._ask(what.decode(), socket.socket(fileno=files.pop(0)), _with(request, files))
         else:
-            more = _with(message[1 + NUMBER_BYTES :], files)
-            if (client := self._handed.get(number_of(message))) is not None:
+            more = _with(message[1 + channel.NUMBER_BYTES :], files)
+            if (client := self._handed.get(channel.number_of(message))) is not None:
                 self._reported(client, kind, more)
 
     def lost(self, server: Server) -> None:
@@ -208,7 +194,7 @@ class Front:
         prompt = prompt_bytes(client.body)
         client.placed = self._router.place(blocks(prompt), len(prompt), among)
         self._handed[client.number] = client
-        client.begins_at = sent(client.socket.fileno()) or 0
+        client.begins_at = channel.sent(client.socket.fileno()) or 0
         parcel = Parcel(client.number, client.socket, bytes(client.data), client.num_first)
         self._replicas[client.placed.replica].hand_over(parcel)
         if client.room.left < 0:
@@ -253,24 +239,24 @@ class Front:
     # -- what replicas say of connections --------------------------------------------------------
 
     def _reported(self, client: Client, kind: bytes, more: bytes) -> None:
-        if kind in (BEGUN, KEPT):
-            client.has_begun, client.last_words = True, more[NUMBER_BYTES:]
-            client.begins_at = int.from_bytes(more[:NUMBER_BYTES], "big")
+        if kind in (channel.BEGUN, channel.KEPT):
+            client.has_begun, client.last_words = True, more[channel.NUMBER_BYTES :]
+            client.begins_at = int.from_bytes(more[: channel.NUMBER_BYTES], "big")
             client.drop()
-            if kind == KEPT and client.placed is not None:
+            if kind == channel.KEPT and client.placed is not None:
                 self._router.ended(client.placed)
                 client.placed = client.placed._replace(work=0.0)
-        elif kind == FREE:
+        elif kind == channel.FREE:
             self._take_back(client)
             client.reset()
             self._reader.listen(client)
-        elif kind == CLOSED:
+        elif kind == channel.CLOSED:
             self._take_back(client)
             client.close()
-        elif kind == MOVED:
+        elif kind == channel.MOVED:
             self._take_back(client)
             self._move(client)
-        elif kind == HOME:
+        elif kind == channel.HOME:
             self._take_back(client)
             self._go_home(client, more[0], more[1:])
 
@@ -282,13 +268,13 @@ class Front:
 
     def _go_on(self, client: Client) -> None:
         """Its replica has died. The client gets one whole answer, if nothing of one is sent."""
-        at = sent(client.socket.fileno())
+        at = channel.sent(client.socket.fileno())
         if not client.has_begun:
-            if at is None or is_interim(at - client.begins_at):
+            if at is None or channel.is_interim(at - client.begins_at):
                 self._move(client)
             else:  # the replica had no time to say that its answer begins
                 client.close()
-        elif at is not None and is_interim(at - client.begins_at):
+        elif at is not None and channel.is_interim(at - client.begins_at):
             self._refuse(client, DIED)
         elif client.last_words and (at is None or at > client.begins_at):
             self._finish(client, client.last_words)
@@ -311,8 +297,8 @@ class Front:
             first: the length of the request, and it, with what has come after it.
         """
         client.reset()
-        client.add(first[FIRST_BYTES:])
-        client.num_first = int.from_bytes(first[:FIRST_BYTES], "big")
+        client.add(first[channel.FIRST_BYTES :])
+        client.num_first = int.from_bytes(first[: channel.FIRST_BYTES], "big")
         if self._replicas[home].is_stopped:
             self._refuse(client, NotReady(f"replica {home}, which is asked for, is stopped"))
         elif client.data and self._replicas[home].is_there:

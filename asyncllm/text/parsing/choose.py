@@ -70,44 +70,28 @@ _REASONING_BY_TEXT = (
     (("Here is my thought process:",), "granite"),
 )
 
-# For models without a template, or whose template does not write calls or reasoning.
+# For models without a template, or whose template does not write calls or reasoning: the types of
+# models by format.
 _TOOLS_BY_MODEL = {
-    "gpt_oss": "harmony",
-    "mistral": "mistral",
-    "ministral": "mistral",
-    "ministral3": "mistral_args",
-    "mistral3": "mistral",
-    "mixtral": "mistral",
-    "qwen2": "hermes",
-    "qwen2_5_vl": "hermes",
-    "qwen2_moe": "hermes",
-    "qwen3": "hermes",
-    "qwen3_moe": "hermes",
-    "qwen3_vl": "hermes",
-    "smollm3": "hermes",
-    "olmo3": "olmo3",
-    "glm4_moe": "glm45",
-    "seed_oss": "seed_oss",
-    "deepseek_v3": "deepseek_v3",
-    "phi3": "phi4_mini",
-    "lfm2": "lfm2",
-    "lfm2_moe": "lfm2",
-    "gemma4": "gemma4",
-    "gemma4_text": "gemma4",
-    "glm4": "glm4",
-    "granite": "granite",
-    "granitemoe": "granite",
+    "harmony": ("gpt_oss",),
+    "mistral": ("mistral", "ministral", "mistral3", "mixtral"),
+    "mistral_args": ("ministral3",),
+    "hermes": ("qwen2", "qwen2_5_vl", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_vl", "smollm3"),
+    "olmo3": ("olmo3",),
+    "glm45": ("glm4_moe",),
+    "seed_oss": ("seed_oss",),
+    "deepseek_v3": ("deepseek_v3",),
+    "phi4_mini": ("phi3",),
+    "lfm2": ("lfm2", "lfm2_moe"),
+    "gemma4": ("gemma4", "gemma4_text"),
+    "glm4": ("glm4",),
+    "granite": ("granite", "granitemoe"),
 }
 _REASONING_BY_MODEL = {
-    "gpt_oss": "harmony",
-    "qwen3": "think",
-    "qwen3_moe": "think",
-    "smollm3": "think",
-    "glm4_moe": "think",
-    "seed_oss": "seed_oss",
-    "deepseek_v3": "think",
-    "gemma4": "gemma4",
-    "gemma4_text": "gemma4",
+    "harmony": ("gpt_oss",),
+    "think": ("qwen3", "qwen3_moe", "smollm3", "glm4_moe", "deepseek_v3"),
+    "seed_oss": ("seed_oss",),
+    "gemma4": ("gemma4", "gemma4_text"),
 }
 
 
@@ -171,7 +155,7 @@ def _tools_of(
     template: ChatTemplate, model_type: str, reasoning: ReasoningFormat | None
 ) -> ToolFormat | ChannelFormat:
     """The format of a model's calls, which the log is told."""
-    by_model = _TOOLS_BY_MODEL.get(model_type)
+    by_model = _by_model(model_type, _TOOLS_BY_MODEL)
     guess = TOOL_FORMATS[_by_text(template.source, _TOOLS_BY_TEXT) or by_model or "json"]
     written = ""
     for rendered in render_calls(template):
@@ -259,12 +243,17 @@ def _reasoning_of(template: ChatTemplate, model_type: str) -> ReasoningFormat | 
     rendered = render_reasoning(template)
     if rendered is not None and (form := derive_reasoning(rendered, listed)) is not None:
         return form
-    name = _by_text(template.source, _REASONING_BY_TEXT) or _REASONING_BY_MODEL.get(model_type)
+    by_model = _by_model(model_type, _REASONING_BY_MODEL)
+    name = _by_text(template.source, _REASONING_BY_TEXT) or by_model
     return next((form for form in listed if form.name == name), None)
 
 
 def _by_text(source: str, rows: tuple[tuple[tuple[str, ...], str], ...]) -> str | None:
     return next((name for texts, name in rows if all(text in source for text in texts)), None)
+
+
+def _by_model(model_type: str, rows: dict[str, tuple[str, ...]]) -> str | None:
+    return next((name for name, types in rows.items() if model_type in types), None)
 
 
 def visible_special_tokens(formats: Formats, special_tokens: Iterable[str]) -> frozenset[str]:
