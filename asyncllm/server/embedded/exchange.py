@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from types import TracebackType
-from typing import Final, Self, cast
+from typing import Final, Self
 
 import h11
 from aiohttp import web
@@ -188,9 +188,8 @@ async def ask(
     return await exchange.head()
 
 
-#: As asyncio's transports: the writer is paused above the first, and resumed at the second.
+#: The writer is paused above this, as by asyncio's transports.
 HIGH_WATER: Final = 64 * 1024
-LOW_WATER: Final = HIGH_WATER // 4
 
 
 class Pipe(asyncio.Transport):
@@ -214,7 +213,6 @@ class Pipe(asyncio.Transport):
         self._aborted = False
         self._accepts = True  # the server reads
         self._paused = False  # the server should not write
-        self._high, self._low = HIGH_WATER, LOW_WATER
         self._changed = asyncio.Event()
         self._protocol = connect()
         # As on a socket, handlers see none of the client's context variables.
@@ -267,23 +265,13 @@ class Pipe(asyncio.Transport):
         if self._closing:
             return
         self._unread += data
-        if len(self._unread) > self._high and not self._paused:
+        if len(self._unread) > HIGH_WATER and not self._paused:
             self._paused = True
             self._protocol.pause_writing()
         self._changed.set()
 
-    def can_write_eof(self) -> bool:
-        return False
-
     def get_write_buffer_size(self) -> int:
         return len(self._unread)
-
-    def get_write_buffer_limits(self) -> tuple[int, int]:
-        return self._low, self._high
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self._high = HIGH_WATER if high is None else high
-        self._low = self._high // 4 if low is None else low
 
     def is_closing(self) -> bool:
         return self._closing
@@ -311,12 +299,3 @@ class Pipe(asyncio.Transport):
     def resume_reading(self) -> None:
         self._accepts = True
         self._changed.set()
-
-    def is_reading(self) -> bool:
-        return self._accepts and not self._closing
-
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self._protocol = cast("asyncio.Protocol", protocol)
-
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        return self._protocol

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -232,15 +232,14 @@ def vllm_labels(measured: Measured) -> dict[str, str]:
 class Page:
     """The text of ``/metrics``."""
 
-    def __init__(self, measured: Measured, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, measured: Measured):
         self.measured = measured
-        self._clock = clock
         self._body = b""
         self._made_at = -KEPT_SECONDS
 
     def body(self) -> bytes:
         """The text, at most ``KEPT_SECONDS`` old."""
-        now = self._clock()
+        now = time.monotonic()
         if now - self._made_at >= KEPT_SECONDS:
             self._body, self._made_at = self.write().encode(), now
         return self._body

@@ -48,8 +48,8 @@ class ResponseReply(SingleReply):
         streams: bool,
         keep: Callable[[schemas.Response], None],
         tokenizer: Tokenizer | None,
-        offers: Offers | None = None,
-        seals: bool = False,
+        offers: Offers,
+        seals: bool,
     ):
         """
         Args:
@@ -57,13 +57,13 @@ class ResponseReply(SingleReply):
             streams: whether anybody reads the events.
             keep: called once, when the response has ended.
             tokenizer: None where no logprobs are wanted.
-            offers: the tools that may be called, if they are not all functions.
+            offers: the tools that may be called.
             seals: whether reasoning is also in a form for clients that keep it.
         """
         super().__init__(conversation.message_reader(), len(conversation.prompt_ids))
         self.response = response
         self.id = response.id
-        self._offers = offers or Offers((), [])
+        self._offers = offers
         self._seals = seals
         self._keep = keep
         self._tokenizer = tokenizer

@@ -19,6 +19,7 @@ from asyncllm.server.responses.conversion import response_of
 from asyncllm.server.responses.reply import ResponseReply
 from asyncllm.server.responses.requests import ResponsesRequest
 from asyncllm.server.responses.schemas import Response
+from asyncllm.server.responses.tools import Offers
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.parsing import Formats
 from asyncllm.types import FinishReason, SamplingParams, TokenDelta
@@ -41,7 +42,8 @@ def reply(
     def keep(response: Response) -> None:
         kept.append(json.loads(msgspec.json.encode(response)))
 
-    return ResponseReply(response, conversation, streams=streams, keep=keep, tokenizer=tokenizer)
+    options: dict[str, Any] = {"offers": Offers((), []), "seals": False, "tokenizer": tokenizer}
+    return ResponseReply(response, conversation, streams=streams, keep=keep, **options)
 
 
 class Reader:
