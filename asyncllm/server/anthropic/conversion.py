@@ -188,7 +188,8 @@ def read_messages(
     """
     reader = _Reader(left_out)
     if system:
-        reader.current("system").texts.append(_joined(system))
+        text = system if isinstance(system, str) else "\n".join(b.text or "" for b in system)
+        reader.current("system").texts.append(text)
     for i, turn in enumerate(turns):
         if turn.content is None or isinstance(turn.content, str):
             reader.current(turn.role).texts.append(turn.content or "")
@@ -308,7 +309,3 @@ def _without_silent(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_silent(each) for each in value]
     return value
-
-
-def _joined(content: str | Sequence[requests.TextBlock]) -> str:
-    return content if isinstance(content, str) else "\n".join(block.text or "" for block in content)

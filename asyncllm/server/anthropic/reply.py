@@ -44,11 +44,20 @@ class _Block:
         content: empty until the block has ended.
     """
 
+    content: schemas.ContentBlock
+
     def __init__(self, event: Event, index: int):
-        self.content = _empty(event)
-        self._takes = ToolArguments if isinstance(event, ToolStart) else type(event)
         self._index = index
         self._texts: list[str] = []
+        self._takes: type[Event] = type(event)
+        match event:
+            case ToolStart(_, id, name):
+                self._takes = ToolArguments
+                self.content = schemas.ToolUseContent(id=id, name=name, input={})
+            case Reasoning():
+                self.content = schemas.ThinkingContent(thinking="", signature="")
+            case _:
+                self.content = schemas.TextContent(text="")
 
     def takes(self, event: Event) -> bool:
         """Whether an event goes on with this block."""
@@ -63,34 +72,21 @@ class _Block:
 
     def stop(self) -> bytes:
         text = "".join(self._texts)
-        signature = b""
+        signed = b""
         match self.content:
             case schemas.TextContent() as content:
                 content.text = text
             case schemas.ThinkingContent() as content:
-                content.thinking, content.signature = text, _signature(text)
-                signature = self._delta(schemas.SignaturePiece(content.signature))
+                # Clients require a signature and send it back; it proves nothing.
+                signature = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+                content.thinking, content.signature = text, signature
+                signed = self._delta(schemas.SignaturePiece(signature))
             case schemas.ToolUseContent() as content:
                 content.input = _arguments(text)
-        return signature + named_event(schemas.ContentBlockStop(index=self._index))
+        return signed + named_event(schemas.ContentBlockStop(index=self._index))
 
     def _delta(self, piece: schemas.Piece) -> bytes:
         return named_event(schemas.ContentBlockDelta(index=self._index, delta=piece))
-
-
-def _empty(event: Event) -> schemas.ContentBlock:
-    """The content of the block that an event begins."""
-    match event:
-        case ToolStart(_, id, name):
-            return schemas.ToolUseContent(id=id, name=name, input={})
-        case Reasoning():
-            return schemas.ThinkingContent(thinking="", signature="")
-    return schemas.TextContent(text="")
-
-
-def _signature(thinking: str) -> str:
-    """Clients require one and send it back; it proves nothing."""
-    return hashlib.sha256(thinking.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _arguments(text: str) -> dict[str, Any]:
@@ -108,12 +104,7 @@ class MessageReply(SingleReply):
     content_type = EVENT_STREAM
 
     def __init__(
-        self,
-        model: str,
-        conversation: Conversation,
-        *,
-        context: int,
-        kept_unit: int | None = None,
+        self, model: str, conversation: Conversation, *, context: int, kept_unit: int | None = None
     ):
         """
         Args:

@@ -161,10 +161,7 @@ async def _ask(
 
 
 def _request_home(request: web.Request, body: bytes | bytearray, *, is_last: bool) -> bytes:
-    """
-    Args:
-        is_last: nothing that the client sends after it is to be read.
-    """
+    """``is_last``: nothing that the client sends after it is to be read."""
     left_out = _OF_SENDING if is_last else _OF_SENDING - {"connection"}
     lines = [f"{n}: {v}" for n, v in request.headers.items() if n.lower() not in left_out]
     if is_last:

@@ -86,10 +86,7 @@ class HandOver:
     """Gives connections to the parent process."""
 
     def __init__(self, parent: Parent, has_died: Callable[[], bool]):
-        """
-        Args:
-            has_died: whether another server will follow this one.
-        """
+        """``has_died``: whether another server will follow this one."""
         self.room = Room()
         self._parent = parent
         self._has_died = has_died

@@ -239,10 +239,7 @@ class ReturnToFront:
     """Gives requests that an engine took with it back to the front, for another replica."""
 
     def __init__(self, has_died: Callable[[], bool]):
-        """
-        Args:
-            has_died: whether another replica should answer.
-        """
+        """``has_died``: whether another replica should answer."""
         self._has_died = has_died
 
     def pass_on(self, request: web.Request) -> bool:

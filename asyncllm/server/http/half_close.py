@@ -41,10 +41,7 @@ class HalfClosed:
         transport: asyncio.Transport,
         probe: Callable[[], bool],
     ):
-        """
-        Args:
-            probe: writes something harmless; False when nothing can be written yet.
-        """
+        """``probe``: writes something harmless; False when nothing can be written yet."""
         self._loop = loop
         self._transport = transport
         self._probe = probe

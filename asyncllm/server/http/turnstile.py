@@ -30,10 +30,7 @@ class Turnstile:
     """
 
     def __init__(self, waits: Waits, clock: Callable[[], float] = time.perf_counter):
-        """
-        Args:
-            waits: observes the seconds for which each request waited here.
-        """
+        """``waits``: observes the seconds for which each request waited here."""
         self._waits = waits
         self._clock = clock
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()

@@ -43,10 +43,7 @@ class BusyShare:
         self._samples: deque[tuple[float, float]] = deque()
 
     def sample(self, now: float, busy: float) -> None:
-        """
-        Args:
-            busy: seconds in which the device ran steps, in all.
-        """
+        """``busy``: seconds in which the device ran steps, in all."""
         self._samples.append((now, busy))
         while len(self._samples) > 1 and self._samples[1][0] <= now - BUSY_SECONDS:
             self._samples.popleft()

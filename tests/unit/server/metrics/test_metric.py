@@ -5,12 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from asyncllm.engine.stats import Distribution, EngineStats, Histogram
 from asyncllm.server.http.traffic import Waits
 from asyncllm.server.metrics import engine
 from asyncllm.server.metrics.metric import Metric, counters, gauge, histogram, waits, write
+from asyncllm.server.metrics.server import BUSY_SECONDS, BusyShare
 
 
 def parsed(text: str) -> dict[str, Any]:
@@ -86,3 +88,23 @@ def test_an_engine_that_did_nothing_has_all_its_metrics() -> None:
         for metric in engine.METRICS
     }
     assert found.keys() == names - later
+
+
+def test_the_busy_share_is_of_the_latest_seconds() -> None:
+    busy = BusyShare()
+    assert busy.share == 0.0
+    busy.sample(100.0, 7.0)
+    assert busy.share == 0.0, "one sample says nothing"
+    busy.sample(102.0, 8.0)
+    assert busy.share == pytest.approx(0.5)
+    for i in range(1, 201):  # idle for twice as long as it looks back
+        busy.sample(102.0 + i * BUSY_SECONDS / 100, 8.0)
+    assert busy.share == 0.0
+    assert len(busy._samples) < 110
+
+
+def test_a_busy_share_is_never_above_one() -> None:
+    busy = BusyShare()
+    busy.sample(1.0, 0.0)
+    busy.sample(2.0, 1.5)  # a long step has just come back
+    assert busy.share == 1.0
