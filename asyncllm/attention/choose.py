@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from asyncllm.attention.base import ForwardBatch
+from asyncllm.attention.base import AttentionBackend, ForwardBatch, KVPages
 from asyncllm.attention.flashinfer import library as flashinfer
 from asyncllm.attention.flashinfer.backend import FlashInferBackend
 from asyncllm.attention.paged import PagedBackend
 from asyncllm.attention.sdpa import SdpaBackend
+from asyncllm.config import AttentionName
 from asyncllm.errors import ModelError
 from asyncllm.kernels.gpu import dotted, gpu_of
 from asyncllm.kernels.support import obstacle
-from asyncllm.kernels.types import HeadEncoding
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from asyncllm.attention.base import AttentionBackend, KVPages
-    from asyncllm.config import AttentionName
-    from asyncllm.kernels.types import AttentionSpec
-    from asyncllm.kernels.upload import Upload
-
+from asyncllm.kernels.types import AttentionSpec, HeadEncoding
+from asyncllm.kernels.upload import Upload
 
 #: (slot, start, q_len) of each row: a decode row and a longer one, and a decode row alone.
 _STEPS = ([[0, 0, 1], [0, 0, 2]], [[0, 0, 1]])

@@ -13,26 +13,20 @@ takes the same time.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.attention.base import ForwardBatch, GraphRows, count_decode_rows
+from asyncllm.attention.base import ForwardBatch, GraphRows, KVPages, count_decode_rows
 from asyncllm.kernels.attention import (
     decode_attention,
     decode_heads,
     encode_heads,
     prefill_attention,
 )
-from asyncllm.kernels.types import DecodeRows, HeadEncoding, PrefillRows
-from asyncllm.kernels.upload import upload_aligned
-
-if TYPE_CHECKING:
-    from asyncllm.attention.base import KVPages
-    from asyncllm.kernels.types import AttentionSpec
-    from asyncllm.kernels.upload import Upload
+from asyncllm.kernels.types import AttentionSpec, DecodeRows, HeadEncoding, PrefillRows
+from asyncllm.kernels.upload import Upload, upload_aligned
 
 
 @dataclass(frozen=True, slots=True)

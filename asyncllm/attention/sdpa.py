@@ -14,20 +14,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from asyncllm.attention.base import ForwardBatch, KVPages
 from asyncllm.kernels.attention import encode_heads, softmax_with_sinks
+from asyncllm.kernels.types import AttentionSpec, HeadEncoding
 from asyncllm.kernels.upload import upload
-
-if TYPE_CHECKING:
-    from asyncllm.attention.base import ForwardBatch, KVPages
-    from asyncllm.kernels.types import AttentionSpec, HeadEncoding
-
 
 #: Ratio of the longest to the shortest row of a decode group.
 MAX_PADDING = 1.5

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 import numpy as np
+from torch import Tensor
 
 from asyncllm.executor.device import Device, Event, Span
 from asyncllm.executor.memory.copies import PageCopier
@@ -26,10 +27,6 @@ from asyncllm.wire.messages import (
     StepResult,
     unpack,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -14,9 +15,6 @@ from asyncllm.models.quant.config import Quantization, parse_quantization
 from asyncllm.models.wrong_files import about_folder
 from asyncllm.text.model_files import read_json
 from asyncllm.types.sampling_defaults import SamplingDefaults
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 T = TypeVar("T")
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.attention.base import count_decode_rows
+from asyncllm.attention.base import ForwardBatch, GraphRows, KVPages, count_decode_rows
 from asyncllm.attention.flashinfer.kernels import (
     Kernel,
     Launch,
@@ -18,19 +19,17 @@ from asyncllm.attention.flashinfer.kernels import (
     make_kernel,
     partial_bytes,
 )
-from asyncllm.attention.flashinfer.library import HOPPER, decode_template, prompt_template
+from asyncllm.attention.flashinfer.library import (
+    HOPPER,
+    Capability,
+    decode_template,
+    prompt_template,
+)
 from asyncllm.attention.flashinfer.rows import DeviceRows, HostRows, Staging
 from asyncllm.kernels.attention import apply_sinks, encode_heads
 from asyncllm.kernels.tokens import list_pages
-from asyncllm.kernels.upload import pack_aligned
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from asyncllm.attention.base import ForwardBatch, GraphRows, KVPages
-    from asyncllm.attention.flashinfer.library import Capability
-    from asyncllm.kernels.types import AttentionSpec, HeadEncoding
-    from asyncllm.kernels.upload import Upload
+from asyncllm.kernels.types import AttentionSpec, HeadEncoding
+from asyncllm.kernels.upload import Upload, pack_aligned
 
 #: For partial results: twice what FlashInfer advises. Captured steps whose partial results do not
 #: fit are attended without any.

@@ -10,16 +10,14 @@ Python loop, which takes 1 ms for 256 rows, and whose ``run`` allows no padding.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from asyncllm.attention.flashinfer.library import Library, Template
-
-if TYPE_CHECKING:
-    from asyncllm.attention.flashinfer.rows import DeviceRows, HostRows, Staging
-    from asyncllm.kernels.types import AttentionSpec
+from asyncllm.attention.flashinfer.rows import DeviceRows, HostRows, Staging
+from asyncllm.kernels.types import AttentionSpec
 
 #: FlashInfer's codes: of its mask, and of pages laid out as [page_size, heads, head_dim].
 _CAUSAL, _NHD = 1, 0

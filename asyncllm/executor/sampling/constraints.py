@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from torch import Tensor
 
+from asyncllm.executor.device import Device
+from asyncllm.executor.sampling.dynamic_masks import DynamicMasks
 from asyncllm.kernels.scores import mask_scores, mask_width
 from asyncllm.kernels.upload import upload
 from asyncllm.types import MAX_LOGIT_BIAS
 from asyncllm.wire.messages import Constraints, RowParams, unpack
-
-if TYPE_CHECKING:
-    from asyncllm.executor.device import Device
-    from asyncllm.executor.sampling.dynamic_masks import DynamicMasks
 
 
 class MaskTable:

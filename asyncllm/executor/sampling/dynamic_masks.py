@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from asyncllm.executor.device import Device, Event
 from asyncllm.executor.sampling.token_constraint import Grammars, TokenConstraint
 from asyncllm.kernels.scores import mask_width
 from asyncllm.parallel.ranks import Ranks
 from asyncllm.wire.messages import Constraints, RowParams
-
-if TYPE_CHECKING:
-    from asyncllm.executor.device import Device, Event
 
 log = logging.getLogger(__name__)
 

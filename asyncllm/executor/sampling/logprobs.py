@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from asyncllm.executor.device import Device
 from asyncllm.wire.messages import RowLogprobs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from asyncllm.executor.device import Device
 
 #: Rows at a time: in float32, all rows together would take a multiple of the logits' memory.
 _GROUP = 32

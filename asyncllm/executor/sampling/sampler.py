@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from asyncllm.executor.device import Device
 from asyncllm.executor.sampling.constraints import BiasTable, MaskTable
 from asyncllm.executor.sampling.dynamic_masks import dynamic_masks
 from asyncllm.executor.sampling.logprobs import Logprobs
 from asyncllm.executor.sampling.needs import Level, Need, draw_level, needs_of
 from asyncllm.executor.sampling.penalties import Penalties, PenaltyTable
+from asyncllm.executor.sampling.token_constraint import Grammars
 from asyncllm.kernels.random_streams import stream_of
 from asyncllm.kernels.sampling import RECORD, sample_tokens
 from asyncllm.kernels.upload import upload_aligned
 from asyncllm.parallel.ranks import Alone, Ranks
 from asyncllm.wire.messages import Constraints, RowParams
-
-if TYPE_CHECKING:
-    from asyncllm.executor.device import Device
-    from asyncllm.executor.sampling.token_constraint import Grammars
 
 _SMALLEST = float(np.finfo(np.float32).tiny)
 #: Fields of RECORD, after the stream.

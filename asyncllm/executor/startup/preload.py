@@ -10,17 +10,14 @@ import ctypes
 import os
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from asyncllm.kernels.cuda_driver import load_driver
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 #: All that a server imports before torch and that has extension modules.
 EXTENSIONS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import Protocol, Self
 
 import numpy as np
 import torch
@@ -12,16 +12,13 @@ from torch import Tensor
 
 from asyncllm.attention.base import AttentionBackend, ForwardBatch
 from asyncllm.executor.device import Device
+from asyncllm.executor.sampling.logprobs import Logprobs
 from asyncllm.executor.sampling.sampler import Sampled, Sampler
 from asyncllm.executor.step.inputs import PooledRow, ScoredRow, StepInputs, StepRows, upload_step
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.executor.step.state_pool import StatePool
 from asyncllm.models.base import CausalLM
 from asyncllm.wire.messages import PooledPrompt, ScoredPrompt
-
-if TYPE_CHECKING:
-    from asyncllm.executor.sampling.logprobs import Logprobs
-
 
 #: Positions whose logits are computed at once. A whole chunk's logits would take gigabytes, and
 #: each group reads the output projection again.

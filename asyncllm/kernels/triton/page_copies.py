@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from asyncllm.kernels.gpu import gpu_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from asyncllm.kernels.types import AttentionSpec
+from asyncllm.kernels.types import AttentionSpec
 
 HEAD_DIMS = (64, 128)
 #: Elements of 128 bytes, the greatest width of a copy to shared memory.

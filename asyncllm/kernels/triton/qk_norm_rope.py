@@ -10,16 +10,12 @@ quarter slower for many: each loads the token's cosines, sines and factors again
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from asyncllm.kernels.triton.launch import Launcher
-
-if TYPE_CHECKING:
-    from asyncllm.kernels.types import AttentionSpec, HeadEncoding
+from asyncllm.kernels.types import AttentionSpec, HeadEncoding
 
 
 @triton.jit

@@ -22,11 +22,10 @@ that polls the others, and equal shares of all rows' tokens for each program.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from asyncllm.kernels.triton.attention import decode_hopper
 from asyncllm.kernels.triton.attention.decode_encode import (
@@ -53,11 +52,7 @@ from asyncllm.kernels.triton.attention.decode_pieces import (
 )
 from asyncllm.kernels.triton.launch import Launcher
 from asyncllm.kernels.triton.qk_norm_rope import encode_heads, encoding_of, kv_kinds
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from asyncllm.kernels.types import AttentionSpec, DecodeRows, HeadEncoding
+from asyncllm.kernels.types import AttentionSpec, DecodeRows, HeadEncoding
 
 
 def decode_attention(

@@ -16,8 +16,7 @@ value are rows of one tile, each in a few threads. That saves up to 2.4 us of a 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
@@ -50,11 +49,7 @@ from asyncllm.kernels.triton.attention.decode_launch import (
 )
 from asyncllm.kernels.triton.launch import Launcher, next_power_of_2
 from asyncllm.kernels.triton.page_copies import SHARED, can_copy, describe
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from asyncllm.kernels.types import AttentionSpec, DecodeRows
+from asyncllm.kernels.types import AttentionSpec, DecodeRows
 
 
 @gluon.jit

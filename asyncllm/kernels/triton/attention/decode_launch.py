@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from asyncllm.kernels.triton.launch import Scratch, next_power_of_2
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from asyncllm.kernels.types import AttentionSpec, DecodeRows
+from asyncllm.kernels.types import AttentionSpec, DecodeRows
 
 #: The most rows times K/V heads of a launch.
 MAX_PAIRS = 1 << 18

@@ -12,21 +12,18 @@ tokens 64 keys are better: 26 us instead of 31 for 1,024 tokens.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from asyncllm.kernels.triton.attention import prefill_hopper
 from asyncllm.kernels.triton.attention.decode_pieces import LOG2_E, LOWEST, take_sinks
 from asyncllm.kernels.triton.attention.prefill_tiles import FIELDS, find_tiles
 from asyncllm.kernels.triton.launch import Launcher, next_power_of_2, shared_bytes
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from asyncllm.kernels.types import AttentionSpec, PrefillRows
+from asyncllm.kernels.types import AttentionSpec, PrefillRows
 
 #: From this many tokens on, blocks of fewer keys are faster.
 MANY = 2048

@@ -18,9 +18,8 @@ costs long rows 5 to 8 %; pieces of 67 to 131 tiles over several turns.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -68,11 +67,7 @@ from asyncllm.kernels.triton.attention.prefill_tiles import KEYS, find_tiles
 from asyncllm.kernels.triton.launch import Launcher, Scratch
 from asyncllm.kernels.triton.page_copies import SHARED, can_copy, describe
 from asyncllm.kernels.triton.waiting import max_waiting_programs
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from asyncllm.kernels.types import AttentionSpec, PrefillRows
+from asyncllm.kernels.types import AttentionSpec, PrefillRows
 
 
 def supports(q: Tensor, keys: Tensor, spec: AttentionSpec) -> bool:

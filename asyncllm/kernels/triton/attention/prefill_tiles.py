@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from asyncllm.kernels.triton.launch import Launcher
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from asyncllm.kernels.types import PrefillRows
+from asyncllm.kernels.types import PrefillRows
 
 #: Integers of a tile.
 FIELDS = tl.constexpr(5)
