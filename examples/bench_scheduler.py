@@ -220,7 +220,7 @@ def compute(cache: KVCacheManager, seq: Sequence) -> Iterator[tuple[str, float]]
     yield "match, nothing known", seconds_of(lambda: cache.hold(seq.kv, cache.match(seq.kv)))
     yield "take pages, evicting others", seconds_of(lambda: cache.extend(seq.kv, LONG_PROMPT))
     yield "insert (a chunk is planned)", seconds_of(lambda: cache.begin(seq.kv, LONG_PROMPT))
-    yield "ready (it is computed)", seconds_of(lambda: cache.land(seq.kv, LONG_PROMPT))
+    yield "ready (it is computed)", seconds_of(lambda: cache.computed(seq.kv, LONG_PROMPT))
     yield "release", seconds_of(lambda: cache.release(seq.kv, LONG_PROMPT))
 
 

@@ -247,7 +247,7 @@ class EngineStats:
         self.waiting = scheduler.backlog.num_waiting
         self.preemptions = scheduler.departures.num_preemptions
         self.pages_total = cache.num_pages
-        self.pages_held = cache.num_held
+        self.pages_held = cache.num_in_use
         self.pages_cached = cache.num_cached
         self.pages_pinned = cache.pins.num_pages
         self.pages_evicted = cache.num_evicted

@@ -204,7 +204,7 @@ class ModelRunner:
 
         Reports completed copies of this and earlier plans; only a plan without rows waits for them.
         """
-        landed = time.perf_counter()
+        arrived = time.perf_counter()
         readback, rows = ticket.readback, ticket.rows
         tokens = np.full((ticket.decode_steps, ticket.num_rows), NO_TOKEN, dtype="<i4")
         if readback is not None:
@@ -222,7 +222,7 @@ class ModelRunner:
             pooled=() if readback is None else readback.pooled.read(),
             failures=() if readback is None else readback.failures,
             t_done=time.perf_counter(),
-            collect_seconds=time.perf_counter() - landed,
+            collect_seconds=time.perf_counter() - arrived,
             # Last, because nothing may fail after it: each copy is reported once.
             copied=self._copier.completed(ticket.step),
         )

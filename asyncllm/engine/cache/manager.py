@@ -24,7 +24,7 @@ class KVCacheManager:
     """Grows and releases block tables; decides which page is reused, evicted, saved or loaded.
 
     A page is free, held (private to one sequence, locked in the tree, or part of a copy) or cached.
-    Invariant: ``num_free + num_held + num_cached == num_pages`` between calls.
+    Invariant: ``num_free + num_in_use + num_cached == num_pages`` between calls.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class KVCacheManager:
         return self._pages.num_free + self._tree.num_cached
 
     @property
-    def num_held(self) -> int:
+    def num_in_use(self) -> int:
         """Pages of live sequences and of copies under way."""
         return self.num_pages - self.num_free - self.num_cached
 
@@ -191,7 +191,7 @@ class KVCacheManager:
         if self.prefix_caching:
             self._enter(table, num_tokens // self.page_size, ready=False)
 
-    def land(self, table: BlockTable, num_tokens: int) -> None:
+    def computed(self, table: BlockTable, num_tokens: int) -> None:
         """Positions up to ``num_tokens`` have been computed."""
         if table.node is not None:
             self._tree.set_path_ready(table.node, num_tokens // self.page_size)

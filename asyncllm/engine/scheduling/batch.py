@@ -194,12 +194,12 @@ class LeakCheck:
     def mismatch(self) -> str | None:
         """What does not add up; None if all is well."""
         cache, batch = self._cache, self._batch
-        held = cache.num_held or batch.num_taken or cache.states.num_taken
+        held = cache.num_in_use or batch.num_taken or cache.states.num_taken
         if not held and cache.pins.num_pages <= cache.num_cached:
             return None
         return (
             f"of {cache.num_pages} pages, {cache.num_free} are free, {cache.num_cached} cached and "
-            f"{cache.num_held} held by nobody; {cache.pins.num_pages} are pinned; "
+            f"{cache.num_in_use} held by nobody; {cache.pins.num_pages} are pinned; "
             f"{batch.num_taken} slots and {cache.states.num_taken} states are taken by nobody"
         )
 

@@ -127,7 +127,7 @@ class PrefillPlanner:
         mine.reverse()  # popped from the end, equals keep their order
         fits = True
         while fits and room.tokens > 0:
-            waiting = head(self._batch.num_free) if step.looks_further else None
+            waiting = head(self._batch.num_free) if step.admits_more else None
             enters = waiting is not None and (not mine or _first(waiting, mine[-1], turn))
             seq = waiting if enters else mine.pop() if mine else None
             if seq is None or (until is not None and turn(seq) >= turn(until)):
@@ -167,7 +167,7 @@ class PrefillPlanner:
                 seq.timeline.note(now, step.number, "loading", self._copies.pages_for(seq))
             elif seq not in self._admission.waiting.queue and not self._copies.is_for(seq):
                 seq.timeline.note(now, step.number, "shares")
-                step.looked(seq.kv.known.depth if seq.kv.known is not None else 0)
+                step.add_cost(seq.kv.known.depth if seq.kv.known is not None else 0)
             return entry is Entry.WAITS
         cached = seq.kv.num_shared * self._limits.page_size
         seq.state = SeqState.RUNNING

@@ -50,7 +50,7 @@ class Results:
             seq, token = chunk.seq, tokens[row]
             seq.kv.corrupt |= token == BAD_TOKEN and row not in unmet
             if not seq.kv.corrupt:
-                self._cache.land(seq.kv, chunk.end)
+                self._cache.computed(seq.kv, chunk.end)
             if seq.wanted and seq.reads.pending:
                 seq.reads.done = chunk.end
             if chunk.samples and seq.wanted:

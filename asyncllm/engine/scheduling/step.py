@@ -35,7 +35,7 @@ class Step:
     ``decode_rows`` is the decode rows' part of ``StepPlan.rows``; the lists of ints are flat, as in
     the message. Each decode row yields ``decode_steps`` tokens; ``shape`` is that of one of these
     steps. ``reads``: logprobs or hidden states of prompts are wanted, which ``shape`` leaves out.
-    ``num_looked`` counts against ``MOST_PAGES``.
+    ``cost``, of planning, counts against ``MOST_PAGES``.
     """
 
     number: int
@@ -49,24 +49,24 @@ class Step:
     shape: StepShape = NOTHING
     decode_steps: int = 1
     reads: bool = False
-    num_looked: int = 0
+    cost: int = 0
 
     @property
     def has_rows(self) -> bool:
         return bool(self.decodes or self.chunks)
 
     @property
-    def looks_further(self) -> bool:
+    def admits_more(self) -> bool:
         """False once planning has taken long enough: the event loop has more to do."""
-        return self.num_looked < MOST_PAGES
+        return self.cost < MOST_PAGES
 
-    def looked(self, num_pages: int) -> None:
+    def add_cost(self, num_pages: int) -> None:
         """A newcomer with a path of so many pages was admitted, or has to wait for it."""
-        self.num_looked += NEWCOMER_PAGES + num_pages
+        self.cost += NEWCOMER_PAGES + num_pages
 
     def admit(self, seq: Sequence) -> None:
         """``seq`` has taken a slot."""
-        self.looked(len(seq.kv.pages))
+        self.add_cost(len(seq.kv.pages))
         self.admitted.append(seq)
         tokens = seq.tokens.tobytes()
         scored = seq.reads.logprobs if seq.reads.pending else -1

@@ -305,10 +305,10 @@ def check_books(sched: Scheduler, sequences: Iterable[Sequence]) -> None:
     in_use = [n for n in nodes.values() if n.page != NO_PAGE and (n.locks or not n.linked)]
     loading = [n for n in nodes.values() if n.page != NO_PAGE and not (n.ready or n.locks)]
     held = len(private) + len(in_use) + sum(n.linked for n in loading)
-    assert held <= cache.num_held, "free + cached + held is no more than all"
+    assert held <= cache.num_in_use, "free + cached + held is no more than all"
     if not any(not node.linked for node in nodes.values()) and not sched._copies.outstanding:
         # Otherwise pages may be on unlinked nodes that nobody is on.
-        assert held == cache.num_held
+        assert held == cache.num_in_use
         assert len(everywhere) == cache.num_pages, "no page is lost"
     check_states(sched, nodes.values())
     hosts = [node.host for node in nodes.values() if node.host != NO_PAGE]

@@ -158,8 +158,8 @@ async def test_the_time_from_an_abort_until_its_pages_are_free_is_measured() -> 
         assert (sum(freed.counts), freed.total < 0.01) == (1, True), "it had nothing"
         engine.abort(running_id)
         assert sum(freed.counts) == 1, "a step in flight has a row of it"
-        assert scheduler.cache.num_held > 0
+        assert scheduler.cache.num_in_use > 0
         await until_checked(engine)
         assert sum(freed.counts) == 2
         assert 0.0 < freed.total < 5.0
-        assert scheduler.cache.num_held == 0
+        assert scheduler.cache.num_in_use == 0

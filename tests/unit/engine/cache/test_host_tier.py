@@ -33,7 +33,7 @@ def begin(cache: KVCacheManager, id: int, tokens: list[int]) -> tuple[Sequence, 
         cache.loaded(copies)
     assert cache.extend(seq.kv, len(tokens))
     cache.begin(seq.kv, len(tokens))
-    cache.land(seq.kv, len(tokens))
+    cache.computed(seq.kv, len(tokens))
     return seq, len(match.pages), len(match.host)
 
 

@@ -201,7 +201,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     def land_one(self, inside: Inside) -> None:
         inside.landed = inside.flight.pop(0)
-        self.cache.land(inside.seq.kv, inside.landed)
+        self.cache.computed(inside.seq.kv, inside.landed)
 
     @precondition(lambda self: self.inside)
     @rule(which=st.integers(0, 99))
@@ -272,7 +272,7 @@ class ManagerMachine(RuleBasedStateMachine):
         assert cache.num_available == cache.num_free + cache.num_cached
         assert cache.pins.num_pages <= 2 * int(0.4 * cache.num_pages)
         if not cache.prefix_caching:
-            assert cache.num_held == sum(len(inside.seq.kv.pages) for inside in self.inside)
+            assert cache.num_in_use == sum(len(inside.seq.kv.pages) for inside in self.inside)
 
     def teardown(self) -> None:
         if not hasattr(self, "cache"):
@@ -284,7 +284,7 @@ class ManagerMachine(RuleBasedStateMachine):
         while self.loads:
             self.loaded(0)
         cache = self.cache
-        assert cache.num_held == 0
+        assert cache.num_in_use == 0
         last = sequence(0, [999] * cache.num_pages * cache.page_size)
         cache.hold(last.kv, cache.match(last.kv))
         assert cache.extend(last.kv, len(last.tokens)), "every page can be had"
@@ -346,7 +346,7 @@ def run(cache: KVCacheManager, seq: Sequence, *, failed: bool = False) -> int:
     if failed:
         cache.discard(seq.kv)
     else:
-        cache.land(seq.kv, len(seq.tokens))
+        cache.computed(seq.kv, len(seq.tokens))
         cache.release(seq.kv, len(seq.tokens))
     return found
 
@@ -370,7 +370,7 @@ def test_with_room_for_all_the_longest_known_prefix_is_found(
         assert run(cache, sequence(id, tokens, cache_salt=salt)) == expected
         known |= set(wholes)
         assert cache.num_cached == len(known)
-        assert cache.num_held == 0
+        assert cache.num_in_use == 0
 
 
 def test_what_cannot_be_given_whole_is_not_given_at_all() -> None:
@@ -398,7 +398,7 @@ def test_users_of_what_is_forgotten_keep_it_and_its_pages_go_with_the_last_of_th
     cache.hold(first.kv, cache.match(first.kv))
     cache.extend(first.kv, 2)
     cache.begin(first.kv, 2)
-    cache.land(first.kv, 2)
+    cache.computed(first.kv, 2)
     cache.hold(second.kv, cache.match(second.kv))
     cache.extend(second.kv, 3)
     cache.begin(second.kv, 3)
@@ -407,10 +407,10 @@ def test_users_of_what_is_forgotten_keep_it_and_its_pages_go_with_the_last_of_th
     cache.discard(first.kv)
     assert cache.num_cached == 0
     assert cache.match(third.kv).pages == []
-    cache.land(second.kv, 3)
+    cache.computed(second.kv, 3)
     assert second.kv.pages == pages
     assert cache.match(third.kv).pages == [], "it lies beyond what is forgotten"
-    assert cache.num_held == 3
+    assert cache.num_in_use == 3
     cache.release(second.kv, 3)
     assert cache.num_free == 8
 
@@ -438,11 +438,11 @@ def test_a_load_that_nobody_waits_for_any_more_goes_on() -> None:
     copies = cache.load(again.kv, cache.match(again.kv))
     assert copies is not None
     cache.release(again.kv, 0)
-    assert (cache.num_held, cache.num_cached) == (2, 1), "the copies write there"
+    assert (cache.num_in_use, cache.num_cached) == (2, 1), "the copies write there"
     other = sequence(4, [1, 2, 3])
     assert cache.match(other.kv).pending is copies.nodes[-1]
     cache.loaded(copies)
-    assert (cache.num_held, cache.num_cached) == (0, 3)
+    assert (cache.num_in_use, cache.num_cached) == (0, 3)
     assert run(cache, other) == 2
 
 
@@ -453,7 +453,7 @@ def test_what_fails_after_it_was_committed_is_forgotten() -> None:
     cache.hold(seq.kv, cache.match(seq.kv))
     cache.extend(seq.kv, 5)
     cache.begin(seq.kv, 1)
-    cache.land(seq.kv, 1)
+    cache.computed(seq.kv, 1)
     seq.tokens.extend([2, 3, 4])
     cache.commit(seq.kv, 3)
     cache.discard(seq.kv)
@@ -469,12 +469,12 @@ def test_what_was_generated_is_found_behind_pages_that_another_computed() -> Non
     for seq in (first, second):
         cache.begin(seq.kv, 3)
     for seq in (first, second):
-        cache.land(seq.kv, 3)
+        cache.computed(seq.kv, 3)
     second.tokens.extend([4, 5])
     expected = first.kv.pages[:3] + second.kv.pages[3:]
     cache.release(second.kv, 5)
     assert cache.match(sequence(3, [1, 2, 3, 4, 5, 6]).kv).pages == expected
-    assert (cache.num_held, cache.num_cached, cache.num_free) == (5, 2, 5)
+    assert (cache.num_in_use, cache.num_cached, cache.num_free) == (5, 2, 5)
 
 
 def test_of_what_failed_no_earlier_chunk_is_found_either() -> None:
@@ -484,7 +484,7 @@ def test_of_what_failed_no_earlier_chunk_is_found_either() -> None:
     cache.extend(first.kv, 5)
     for end in (2, 4):
         cache.begin(first.kv, end)
-        cache.land(first.kv, end)
+        cache.computed(first.kv, end)
         assert len(cache.match(second.kv).pages) == end
     cache.discard(first.kv)
     assert cache.match(second.kv).pages == []
@@ -513,13 +513,13 @@ def test_who_computed_a_page_that_another_still_computes_vouches_for_its_own_onl
         cache.extend(seq.kv, 3)
     for seq in (first, second):
         cache.begin(seq.kv, 3)
-    cache.land(second.kv, 3)
+    cache.computed(second.kv, 3)
     cache.commit(second.kv, 3)
     cache.discard(second.kv)
     assert first.kv.node is not None
     assert cache.match(third.kv).pending is first.kv.node.parent, "nobody has written it yet"
     assert cache.match(third.kv).pages == []
-    cache.land(first.kv, 3)
+    cache.computed(first.kv, 3)
     assert cache.match(third.kv).pages == first.kv.pages[:2]
 
 

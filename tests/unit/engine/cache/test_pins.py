@@ -27,7 +27,7 @@ def serve(
     found = len(seq.kv.pages)
     assert cache.extend(seq.kv, len(tokens)), "a pin never keeps a page from a sequence"
     cache.begin(seq.kv, len(tokens))
-    cache.land(seq.kv, len(tokens))
+    cache.computed(seq.kv, len(tokens))
     pinned = 0 if until is None else cache.pin(seq.kv, len(tokens), tenant, until)
     cache.release(seq.kv, len(tokens), cold=cold)
     return found, pinned
@@ -143,7 +143,7 @@ def test_the_pins_of_forgotten_pages_are_gone(cache: KVCacheManager) -> None:
     cache.hold(first.kv, cache.match(first.kv))
     cache.extend(first.kv, 3)
     cache.begin(first.kv, 3)
-    cache.land(first.kv, 3)
+    cache.computed(first.kv, 3)
     cache.hold(second.kv, cache.match(second.kv))
     assert cache.pin(second.kv, 3, "", 5.0) == 3
     cache.discard(first.kv)
@@ -169,7 +169,7 @@ def test_what_another_has_used_as_well_stays(cache: KVCacheManager) -> None:
     cache.hold(short.kv, cache.match(short.kv))
     cache.extend(short.kv, 3)
     cache.begin(short.kv, 3)
-    cache.land(short.kv, 3)
+    cache.computed(short.kv, 3)
     serve(cache, [1, 2, 4])
     cache.release(short.kv, 3, cold=True)
     flood(cache, 7)

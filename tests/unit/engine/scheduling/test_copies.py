@@ -19,7 +19,7 @@ def full(page_copy_seconds: float) -> PageCopies:
     cache.hold(seq.kv, cache.match(seq.kv))
     assert cache.extend(seq.kv, 8000)
     cache.begin(seq.kv, 8000)
-    cache.land(seq.kv, 8000)
+    cache.computed(seq.kv, 8000)
     cache.release(seq.kv, 8000)
     return PageCopies(cache, StepTimeModel(page_copy_seconds))
 

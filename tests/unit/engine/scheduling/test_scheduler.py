@@ -177,7 +177,7 @@ def test_nothing_is_scheduled_past_max_tokens() -> None:
     assert sched.plan(2, 0.0) is None
     assert apply(sched, 3).emitted[0].finish is None
     assert apply(sched, 3).emitted[0].finish is FinishReason.LENGTH
-    assert sched.cache.num_held == 0
+    assert sched.cache.num_in_use == 0
 
 
 def test_the_row_after_an_end_of_sequence_is_discarded() -> None:
@@ -187,9 +187,9 @@ def test_the_row_after_an_end_of_sequence_is_discarded() -> None:
     plan(sched, 0)
     plan(sched, 1)
     assert apply(sched, EOS).emitted[0].finish is FinishReason.STOP
-    assert sched.cache.num_held > 0, "a step in flight still writes there"
+    assert sched.cache.num_in_use > 0, "a step in flight still writes there"
     assert apply(sched, 5).emitted == []
-    assert sched.cache.num_held == 0
+    assert sched.cache.num_in_use == 0
     assert seq.tokens[-1] == EOS
 
 
@@ -269,7 +269,7 @@ def test_what_a_sequence_wrote_whose_constraints_failed_is_a_hit() -> None:
     assert (emitted.token, emitted.finish) == (BAD_TOKEN, None)
     assert not seq.kv.corrupt
     assert apply(sched, BAD_TOKEN, unmet=(0,)).emitted == []
-    assert sched.cache.num_held == 0
+    assert sched.cache.num_in_use == 0
     second = sequence(2, [*range(20), 3, 7])
     sched.add(second, 0.0)
     assert rows(plan(sched, 3)) == [(0, 20, 2)]

@@ -136,7 +136,7 @@ class Run:
             check_books(self.sched, self.seen.values())
         while self.plan() or self.device.steps:  # for the copies
             self.apply()
-        assert self.sched.cache.num_held == 0
+        assert self.sched.cache.num_in_use == 0
         for seq in self.seen.values():
             self.events.update(event.kind for event in seq.timeline.events)
 
