@@ -150,6 +150,27 @@ class KVCacheManager:
             node = node.children.get(self._key(table, node.depth))
         return node
 
+    def join(self, table: BlockTable, most: int) -> None:
+        """Hold cached pages of tokens that the table computes again, unless there are too many.
+
+        It has pages of its own for these tokens. Those that follow can enter the tree only below
+        the cached ones.
+
+        Args:
+            most: pages that are there beside those that the table will need.
+        """
+        path: list[Node] = []
+        node = table.node
+        while node is not None:
+            node = node.children.get(self._key(table, node.depth))
+            if node is None or not node.ready or node.page == NO_PAGE:
+                break
+            path.append(node)
+        if path and len(path) <= most:
+            for node in path:
+                self._tree.lock_one(node)
+            table.node = path[-1]
+
     def hold(self, table: BlockTable, match: Match) -> None:
         """Lock the device part of a match, with which the block table then begins."""
         previous = table.node

@@ -162,6 +162,9 @@ class RecurrentStates:
         if source not in (NO_STATE, slot):  # the same if that was the last checkpoint
             self._copies += (source, slot)
         self._of[seq.slot] = slot
+        # It computes known tokens again, as it found them without their state.
+        cache = self._cache
+        cache.join(seq.kv, cache.num_pages - cache.pages_for(seq.output.max_length))
         kept = self._kept[seq.slot] = _Kept(self._cuts(seq, start), start, found)
         for position in kept.cuts:
             self._promise(seq, kept, position)

@@ -107,6 +107,26 @@ def test_an_answer_that_the_next_turn_does_not_have_costs_no_more_than_itself() 
     assert 100 - 8 - PAGE <= again.num_cached <= 95
 
 
+def test_chats_whose_answers_come_back_in_other_words_find_their_last_prompt() -> None:
+    """Each turn computes known tokens again, behind which its own pages are found all the same."""
+    served = Served()
+    prompt = words(0, 100)
+    for turn in range(1, 6):
+        seq = served.serve(prompt, 40)
+        assert seq.num_cached >= len(prompt) - 20 - 8 - 40 - PAGE or turn == 1
+        prompt = [*prompt, *seq.tokens[-40:-20], *words(2 * turn, 20), *words(2 * turn + 1, 20)]
+    assert served.sched.cache.states.num_evicted == 0
+
+
+def test_a_sequence_that_needs_all_pages_holds_none_twice() -> None:
+    served = Served(num_pages=50, max_model_len=200)
+    shared = words(0, 101)
+    served.serve([*shared, *words(1, 20)])
+    seq = served.serve([*shared, *words(2, 90)], 9)
+    assert len(seq.tokens) == 200
+    assert served.sched.departures.num_preemptions == 0
+
+
 def test_where_the_only_checkpoint_is_not_shared_the_next_one_is() -> None:
     """Prompts with a beginning in common: the second finds where they part, the third begins there.
 
