@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+import ssl
+from collections.abc import Callable
+from typing import Final, NamedTuple, Self
 
 import msgspec
 from aiohttp import web
 
+from asyncllm.config import EngineConfig
 from asyncllm.config.option_names import name_options, option_of
 from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import AsyncLLMError, BadRequest, Unauthorized
 from asyncllm.server.http.answer import Answer, json_response
 from asyncllm.server.http.route import Route
 from asyncllm.server.limits.api_keys import Key, configured_keys, has_key
+from asyncllm.server.service import Service
+from asyncllm.supervise.tls import Tls
 from asyncllm.system.daemon_thread import run_in_daemon
-
-if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Callable
-
-    from asyncllm.config import EngineConfig
-    from asyncllm.server.service import Service
-    from asyncllm.supervise.tls import Tls
 
 log = logging.getLogger(__name__)
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 from asyncllm.engine.requests.history import KEPT_REQUESTS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 #: Sequences of ended requests to remember; the engine remembers far fewer.
 MOST_SEQUENCES: Final = 2**16

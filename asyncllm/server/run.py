@@ -6,41 +6,34 @@ import asyncio
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
+
+from aiohttp import web
 
 from asyncllm.config.option_names import name_options
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import AsyncLLMError, EngineDead, NotReady
 from asyncllm.executor.startup_bill import ProcessBill
 from asyncllm.server.app import create_app
-from asyncllm.server.arrivals.sources import source_of
+from asyncllm.server.arrivals.sources import ConnectionSource, source_of
 from asyncllm.server.garbage import collect_when_quiet
 from asyncllm.server.http.answer import encode
 from asyncllm.server.http.browsers import guard
 from asyncllm.server.http.listener import Listener
 from asyncllm.server.http.traffic import TRAFFIC
+from asyncllm.server.model import Model
 from asyncllm.server.native.health import health_of
-from asyncllm.server.reload import RELOADER, InForce, reload_when_told
+from asyncllm.server.reload import RELOADER, InForce, Options, reload_when_told
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.shutdown import Shutdown
 from asyncllm.server.throughput_log import log_throughput
-from asyncllm.server.watchdog import WATCHDOG
+from asyncllm.server.watchdog import WATCHDOG, Watchdog
+from asyncllm.supervise.child import Parent
 from asyncllm.supervise.front.hosts import hosts_of
 from asyncllm.supervise.signals import DEAD, GRACE_SECONDS
+from asyncllm.supervise.tls import Tls
 from asyncllm.system.event_loop import new_event_loop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from aiohttp import web
-
-    from asyncllm.config.server_config import ServerConfig
-    from asyncllm.server.arrivals.sources import ConnectionSource
-    from asyncllm.server.model import Model
-    from asyncllm.server.reload import Options
-    from asyncllm.server.watchdog import Watchdog
-    from asyncllm.supervise.child import Parent
-    from asyncllm.supervise.tls import Tls
-
 
 log = logging.getLogger(__name__)
 

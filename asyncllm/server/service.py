@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
 
+from asyncllm.config.server_config import ServerConfig
 from asyncllm.engine.requests.check import check_ttl
+from asyncllm.engine.requests.history import RequestTrace
 from asyncllm.errors import BadRequest, EngineDead, NotFound, NotReady
 from asyncllm.server.arrivals.forwarding import send_home
 from asyncllm.server.chat.large import note_size, read_large
 from asyncllm.server.chat.parameters import blame, scheduling_params
+from asyncllm.server.chat.requests import GeneratingFields, StructureFields
 from asyncllm.server.http.bodies import Bodies
 from asyncllm.server.http.half_close import expect_answer
 from asyncllm.server.http.middleware import RESERVATION, ignored_fields, request_id
@@ -26,25 +30,15 @@ from asyncllm.server.http.parse import (
 from asyncllm.server.http.traffic import Waits
 from asyncllm.server.http.turnstile import Turnstile
 from asyncllm.server.limits.accounts import ACCOUNT, Accounts, Rates, Work
-from asyncllm.server.limits.api_keys import ApiKeys, configured_keys, tenant_of
+from asyncllm.server.limits.api_keys import ApiKeys, Key, configured_keys, tenant_of
+from asyncllm.server.model import Model
 from asyncllm.server.observe.access_log import current_entry
 from asyncllm.server.request_log import RequestLog, Served
-from asyncllm.server.streaming.delivery import Job, Reply, WholeAnswer
+from asyncllm.server.streaming.delivery import Delivery, Job, Reply, WholeAnswer
 from asyncllm.server.streaming.live import LiveRequests
 from asyncllm.server.streaming.sse import EventStream
 from asyncllm.server.trace import MAX_SEQUENCES, explain
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-    from contextlib import AbstractAsyncContextManager
-
-    from asyncllm.config.server_config import ServerConfig
-    from asyncllm.engine.requests.history import RequestTrace
-    from asyncllm.server.chat.requests import GeneratingFields, StructureFields
-    from asyncllm.server.limits.api_keys import Key
-    from asyncllm.server.model import Model
-    from asyncllm.server.streaming.delivery import Delivery
-    from asyncllm.types import SamplingParams, SchedulingParams
+from asyncllm.types import SamplingParams, SchedulingParams
 
 T = TypeVar("T", bound=msgspec.Struct)
 

@@ -11,9 +11,11 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from types import FrameType
+from typing import Final, NoReturn
 
 from asyncllm.supervise.signals import (
     DEAD,
@@ -23,10 +25,6 @@ from asyncllm.supervise.signals import (
     STOPS,
     Terminal,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
 
 log = logging.getLogger(__name__)
 

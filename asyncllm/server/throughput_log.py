@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from asyncllm.engine.stats import EngineStats
 from asyncllm.system.json_log import fields
-
-if TYPE_CHECKING:
-    from asyncllm.engine.stats import EngineStats
 
 log = logging.getLogger(__name__)
 

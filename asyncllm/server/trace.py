@@ -6,15 +6,12 @@ Pure functions over the engine's ``RequestTrace``. Traces come with the index of
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
+from asyncllm.engine.requests.history import RequestTrace, StepRecord
+from asyncllm.engine.scheduling.timeline import Event
 from asyncllm.server.http.answer import Answer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from asyncllm.engine.requests.history import RequestTrace, StepRecord
-    from asyncllm.engine.scheduling.timeline import Event
 
 #: Most choices of a request in its trace, and most steps listed for all of them together. Bounded,
 #: because the trace is made on the event loop.
