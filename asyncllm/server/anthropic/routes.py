@@ -11,9 +11,10 @@ from asyncllm.server.anthropic import schemas
 from asyncllm.server.anthropic.conversion import NAMES, cache_ttl, chat_of, ineffective
 from asyncllm.server.anthropic.reply import MessageReply, anthropic_error_response
 from asyncllm.server.anthropic.requests import REFERRED_BLOCKS, CountTokensRequest, MessagesRequest
-from asyncllm.server.chat.adapter import cut_to_fit, open_chat, renamed
-from asyncllm.server.chat.conversation import encode_messages
+from asyncllm.server.chat.adapter import renamed
+from asyncllm.server.chat.conversation import encode_messages, open_conversation
 from asyncllm.server.chat.large import read_large
+from asyncllm.server.chat.parameters import sampling_params
 from asyncllm.server.http.answer import json_response
 from asyncllm.server.http.middleware import RESERVATION, request_id
 from asyncllm.server.http.route import GENERATES, TAKES_JSON, Route
@@ -31,7 +32,11 @@ async def create_message(request: web.Request) -> web.StreamResponse:
         chat.cache_ttl_s = min(ttl, limits.max_cache_ttl)  # clients do not know the limit
     scheduling = service.scheduling(request, chat)
     with renamed(NAMES, "anthropic"):
-        conversation = await open_chat(service.llm, chat, request[RESERVATION])
+        params = sampling_params(chat, service.llm.default_params)
+        # Clients send the model's own limit of output tokens with every request.
+        conversation = await open_conversation(
+            service.llm, chat, params, request[RESERVATION], cut=True
+        )
         service.note_ineffective(conversation.ineffective)
         kept = bool(chat.cache_ttl_s) and limits.prefix_caching
         reply = MessageReply(
@@ -40,10 +45,8 @@ async def create_message(request: web.Request) -> web.StreamResponse:
             context=limits.max_model_len,
             kept_unit=limits.page_size if kept else None,
         )
-        # Clients send the model's own limit of output tokens with every request.
-        prompt = conversation.prompt_ids
-        params = cut_to_fit(conversation.params, prompt, limits.max_model_len)
-        return await service.answer(request, [prompt], params, scheduling, reply, chat)
+        prompts, params = [conversation.prompt_ids], conversation.params
+        return await service.answer(request, prompts, params, scheduling, reply, chat)
 
 
 async def count_tokens(request: web.Request) -> web.Response:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from asyncllm.engine.requests.reservations import Reservation
 from asyncllm.errors import BadRequest, ContextLengthExceeded
-from asyncllm.server.chat.conversation import Conversation, open_conversation
-from asyncllm.server.chat.parameters import sampling_params
-from asyncllm.server.chat.requests import ChatRequest, GeneratingFields
+from asyncllm.server.chat.requests import GeneratingFields
 from asyncllm.server.http.parse import invalid
-from asyncllm.server.model import Model
-from asyncllm.types import SamplingParams
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -49,31 +44,6 @@ def tool_call(id: str | None, name: str | None, arguments: Any) -> dict[str, Any
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-async def open_chat(
-    llm: Model, chat: ChatRequest, reservation: Reservation, *, logprobs: int | None = None
-) -> Conversation:
-    """Render and encode a chat that another API's request was translated to.
-
-    Raises:
-        QueueFull, BadRequest: as in ``chat_completions``.
-    """
-    params = sampling_params(
-        chat, llm.default_params, max_tokens=chat.max_tokens, logprobs=logprobs
-    )
-    return await open_conversation(llm, chat, params, reservation)
-
-
-def cut_to_fit(params: SamplingParams, prompt_ids: Sequence[int], context: int) -> SamplingParams:
-    """Parameters with ``max_tokens`` cut to the room that the prompt leaves in the context.
-
-    For APIs where asking for more is not an error. A prompt that fills the context still is one.
-    """
-    room = max(1, context - len(prompt_ids))
-    if (params.max_tokens or 0) <= room:
-        return params
-    return msgspec.structs.replace(params, max_tokens=room)
 
 
 @contextmanager

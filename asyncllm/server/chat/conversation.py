@@ -13,7 +13,7 @@ from asyncllm.errors import BadRequest
 from asyncllm.server.chat.large import read_large
 from asyncllm.server.chat.message_reader import MessageReader
 from asyncllm.server.chat.messages import ChatFields
-from asyncllm.server.chat.prompts import truncate
+from asyncllm.server.chat.prompts import cut_to_fit, truncate
 from asyncllm.server.chat.requests import ChatRequest
 from asyncllm.server.model import Model
 from asyncllm.text.chat_reader import ChatReader, TokenPlaces
@@ -88,12 +88,18 @@ class Conversation(NamedTuple):
 
 
 async def open_conversation(
-    llm: Model, body: ChatRequest, params: SamplingParams, reservation: Reservation
+    llm: Model,
+    body: ChatRequest,
+    params: SamplingParams,
+    reservation: Reservation,
+    *,
+    cut: bool = False,
 ) -> Conversation:
     """Render, encode and truncate a chat that has been read.
 
     Args:
         reservation: for the requests of its prompt.
+        cut: whether ``max_tokens`` is cut to what the context has room for.
 
     Raises:
         QueueFull, BadRequest: as ``encode_messages``; or calls cannot be enforced that must be.
@@ -136,7 +142,10 @@ async def open_conversation(
         changes["reasoning"] = reader.reasoning(prompt_ids, budget, continued)
     if changes:
         params = msgspec.structs.replace(params, **changes)
-    prompt_ids = truncate(prompt_ids, body, llm.limits.max_model_len, params.max_tokens)
+    context = llm.limits.max_model_len
+    prompt_ids = truncate(prompt_ids, body, context, params.max_tokens)
+    if cut:
+        params = cut_to_fit(params, prompt_ids, context)
     return Conversation(prompt_ids, params, reader, tools, continued, forced, ineffective)
 
 

@@ -32,11 +32,14 @@ def sampling_params(
     body: GeneratingFields,
     defaults: SamplingParams,
     *,
-    max_tokens: int | None,
-    logprobs: int | None,
+    max_tokens: int | None = None,
+    logprobs: int | None = None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """The request's parameters, over the model's defaults.
+
+    Args:
+        max_tokens: None for that of the body.
 
     Raises:
         BadRequest: a value is out of range, or the fields give several grammars.
@@ -44,8 +47,9 @@ def sampling_params(
     given = _given(body, _OF_SAMPLING)
     if (spec := _grammar(body)) is not None:
         given["grammar"] = spec
-    limits = {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
-    return msgspec.structs.replace(defaults, **given | limits)
+    given["max_tokens"] = body.max_tokens if max_tokens is None else max_tokens
+    given |= {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    return msgspec.structs.replace(defaults, **given)
 
 
 def scheduling_params(

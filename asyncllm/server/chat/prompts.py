@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from asyncllm.engine.requests.reservations import Reservation
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.requests import OpenAIFields
 from asyncllm.server.model import Model
+from asyncllm.types import SamplingParams
 
 
 def split_prompts(prompt: str | list[Any]) -> list[str] | list[list[int]]:
@@ -76,3 +79,14 @@ def truncate(
     if len(prompt_ids) <= most:
         return prompt_ids
     return prompt_ids[:most] if body.truncation_side == "right" else prompt_ids[-most:]
+
+
+def cut_to_fit(params: SamplingParams, prompt_ids: Sequence[int], context: int) -> SamplingParams:
+    """Parameters with ``max_tokens`` cut to the room that the prompt leaves in the context.
+
+    For APIs where asking for more is not an error. A prompt that fills the context still is one.
+    """
+    room = max(1, context - len(prompt_ids))
+    if (params.max_tokens or 0) <= room:
+        return params
+    return msgspec.structs.replace(params, max_tokens=room)

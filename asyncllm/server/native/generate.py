@@ -25,7 +25,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     body = await service.receive(request, GenerateRequest)
     service.resolve_model(body.model)
     scheduling = service.scheduling(request, body)
-    params = sampling_params(body, llm.default_params, max_tokens=body.max_tokens, logprobs=None)
+    params = sampling_params(body, llm.default_params)
     if not body.prompt:
         raise BadRequest("the prompt is empty", param="prompt")
     expect_prompts(llm, request[RESERVATION], [body.prompt], 1)

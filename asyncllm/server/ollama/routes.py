@@ -9,13 +9,12 @@ from typing import Final
 
 from aiohttp import web
 
-from asyncllm.engine.requests.reservations import Reservation
-from asyncllm.server.chat.adapter import cut_to_fit, open_chat, renamed
+from asyncllm.server.chat.adapter import renamed
+from asyncllm.server.chat.conversation import open_conversation
 from asyncllm.server.chat.large import read_large
 from asyncllm.server.chat.message_reader import MessageReader
 from asyncllm.server.chat.parameters import sampling_params
-from asyncllm.server.chat.prompts import expect_prompts
-from asyncllm.server.chat.requests import ChatRequest
+from asyncllm.server.chat.prompts import cut_to_fit, expect_prompts
 from asyncllm.server.http.answer import encode, encode_with, json_body, json_response
 from asyncllm.server.http.middleware import RESERVATION
 from asyncllm.server.http.route import TAKES_JSON, Route
@@ -35,7 +34,6 @@ from asyncllm.server.ollama.reply import (
 from asyncllm.server.openai.embeddings import answer_embeddings, embedding_jobs, embedding_params
 from asyncllm.server.openai.requests import CompletionRequest
 from asyncllm.server.service import SERVICE, Service
-from asyncllm.types import SamplingParams
 
 
 async def ollama_chat(request: web.Request) -> web.StreamResponse:
@@ -56,6 +54,7 @@ async def _answer(
     service = request.app[SERVICE]
     llm = service.llm
     model = models.resolve_model(service, body.model)
+    plain = _is_plain(llm, body)
     left_out = list(ineffective(body.options, llm.limits.max_model_len))
     chat = await read_large(chat_of, body, model, llm.chat_reader.formats, left_out)
     service.note_ineffective(left_out)
@@ -65,8 +64,17 @@ async def _answer(
         return json_response(write(Piece(), model=model, **fields))
     scheduling = service.scheduling(request, chat)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    with renamed(NAMES, "completion" if _is_plain(llm, body) else "chat"):
-        reader, prompt, params = await _open(llm, body, chat, request[RESERVATION], logprobs)
+    with renamed(NAMES, "completion" if plain else "chat"):
+        params = sampling_params(chat, llm.default_params, logprobs=logprobs)
+        if plain:
+            assert isinstance(body, requests.OllamaGenerateRequest)
+            text = body.prompt or ""
+            expect_prompts(llm, request[RESERVATION], [text], 1)
+            reader, prompt = MessageReader(None), await llm.encode(text)
+            params = cut_to_fit(params, prompt, llm.limits.max_model_len)
+        else:
+            opened = await open_conversation(llm, chat, params, request[RESERVATION], cut=True)
+            reader, prompt, params = opened.message_reader(), opened.prompt_ids, opened.params
         reply = OllamaReply(
             model,
             reader,
@@ -75,32 +83,7 @@ async def _answer(
             began=began,
             tokenizer=llm.tokenizer if body.logprobs else None,
         )
-        params = cut_to_fit(params, prompt, llm.limits.max_model_len)
         return await service.answer(request, [prompt], params, scheduling, reply, chat)
-
-
-async def _open(
-    llm: Model,
-    body: requests.OllamaFields,
-    chat: ChatRequest,
-    reservation: Reservation,
-    logprobs: int | None,
-) -> tuple[MessageReader, list[int], SamplingParams]:
-    """Returns a reader of the answer, the prompt, and its parameters.
-
-    Raises:
-        QueueFull, BadRequest: as in ``chat_completions``.
-    """
-    if not _is_plain(llm, body):
-        opened = await open_chat(llm, chat, reservation, logprobs=logprobs)
-        return opened.message_reader(), opened.prompt_ids, opened.params
-    assert isinstance(body, requests.OllamaGenerateRequest)
-    text = body.prompt or ""
-    params = sampling_params(
-        chat, llm.default_params, max_tokens=chat.max_tokens, logprobs=logprobs
-    )
-    expect_prompts(llm, reservation, [text], 1)
-    return MessageReader(None), await llm.encode(text), params
 
 
 def _is_plain(llm: Model, body: requests.OllamaFields) -> bool:

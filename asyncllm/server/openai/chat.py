@@ -86,17 +86,15 @@ async def _open(
     if body.add_special_tokens:
         raise unsupported("add_special_tokens")  # the template has written them already
     options.check_options(body, 1, llm.limits.max_waiting)
-    count, logprobs = (
-        options.num_generated(body),
-        (body.top_logprobs or 0) if body.logprobs else None,
-    )
+    count = options.num_generated(body)
     request[RESERVATION].expect(count, count)
-    logprobs = options.logprobs_needed(body, logprobs)
+    wanted = (body.top_logprobs or 0) if body.logprobs else None
+    logprobs = options.logprobs_needed(body, wanted)
     scheduling = service.scheduling(request, body)
     params = sampling_params(
         body,
         llm.default_params,
-        max_tokens=body.max_completion_tokens or body.max_tokens,
+        max_tokens=body.max_completion_tokens,
         logprobs=logprobs,
         prompt_logprobs=body.prompt_logprobs,
     )

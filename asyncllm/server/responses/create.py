@@ -13,9 +13,10 @@ from asyncllm.errors import BadRequest
 from asyncllm.server.arrivals.forwarding import seek
 from asyncllm.server.arrivals.names import home_of_id
 from asyncllm.server.arrivals.routed import REPLICA
-from asyncllm.server.chat.adapter import open_chat, renamed
-from asyncllm.server.chat.conversation import Conversation
+from asyncllm.server.chat.adapter import renamed
+from asyncllm.server.chat.conversation import Conversation, open_conversation
 from asyncllm.server.chat.large import caller_of_loop, read_large
+from asyncllm.server.chat.parameters import sampling_params
 from asyncllm.server.chat.requests import ChatRequest
 from asyncllm.server.http.answer import encode, json_body
 from asyncllm.server.http.middleware import RESERVATION
@@ -36,6 +37,7 @@ from asyncllm.server.responses.store import (
 )
 from asyncllm.server.responses.tools import Offers
 from asyncllm.server.service import SERVICE
+from asyncllm.types import SamplingParams
 
 STORE: Final = web.AppKey("asyncllm_responses", ResponseStore)
 RUNS: Final = web.AppKey("asyncllm_background_responses", BackgroundRuns)
@@ -121,8 +123,9 @@ async def _respond(
             on_loop(store.add, tenant, response.id, kept)
 
     with renamed(conversion.NAMES):
-        scheduling = service.scheduling(request, chat)
-        conversation = await _open(request, body, chat, fits=compacts)
+        logprobs, scheduling = conversion.logprobs_of(body), service.scheduling(request, chat)
+        params = sampling_params(chat, service.llm.default_params, logprobs=logprobs)
+        conversation = await _open(request, body, chat, params, fits=compacts)
         service.note_ineffective(conversation.ineffective)
         prompts, params = [conversation.prompt_ids], conversation.params
         make: Callable[..., ResponseReply] = ResponseReply
@@ -135,7 +138,7 @@ async def _respond(
             offers=offers,
             streams=bool(body.stream),
             keep=keep,
-            tokenizer=None if conversion.logprobs_of(body) is None else service.llm.tokenizer,
+            tokenizer=None if logprobs is None else service.llm.tokenizer,
             seals=conversion.WITH_REASONING in (body.include or ()),
         )
         if not body.background:
@@ -163,19 +166,22 @@ def _history(app: web.Application, tenant: str, previous: str | None) -> list[St
 
 
 async def _open(
-    request: web.Request, body: ResponsesRequest, chat: ChatRequest, *, fits: bool
+    request: web.Request,
+    body: ResponsesRequest,
+    chat: ChatRequest,
+    params: SamplingParams,
+    *,
+    fits: bool,
 ) -> Conversation:
     """The chat, without the earliest turns if the request allows that, or if it ``fits`` then."""
-    service = request.app[SERVICE]
-    logprobs = conversion.logprobs_of(body)
+    llm = request.app[SERVICE].llm
 
     async def open_with(messages: list[dict[str, Any]]) -> Conversation:
         chat.messages = messages
-        reservation = request[RESERVATION]
-        return await open_chat(service.llm, chat, reservation, logprobs=logprobs)
+        return await open_conversation(llm, chat, params, request[RESERVATION])
 
     if fits or body.truncation == "auto":
-        return await _open_fitting(chat.messages, open_with, service.llm.limits.max_model_len)
+        return await _open_fitting(chat.messages, open_with, llm.limits.max_model_len)
     return await open_with(chat.messages)
 
 

@@ -1,4 +1,4 @@
-"""A chat's body goes straight from its route to the engine: each module has it once, few twice."""
+"""A body goes straight from its route to the engine: each module has it once, few twice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ SERVER = "asyncllm.server."
 MADE = (bytearray, SamplingParams, SchedulingParams, Conversation)
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-BODY = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 4, "stream": True}
+CHAT = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 4, "stream": True}
+MORE = {"tools": [TOOL], "temperature": 0.5, "stop": ["."], "thinking_token_budget": 9}
 
 
 def is_of_body(value: Any, depth: int = 2) -> bool:
@@ -74,21 +75,34 @@ class Walk:
                 self.stays.append(module.removeprefix(SERVER))
 
 
-@pytest.mark.parametrize("more", [{}, {"tools": [TOOL], "temperature": 0.5, "stop": ["."]}])
-async def test_a_chats_body_walks_straight(more: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("path", "handler", "body", "most_modules", "most_returns"),
+    [
+        ("/v1/chat/completions", "chat_completions", CHAT, 12, 3),
+        ("/v1/chat/completions", "chat_completions", CHAT | MORE, 12, 3),
+        ("/v1/completions", "completions", {"prompt": "Hi."}, 9, 3),
+        ("/v1/messages", "create_message", CHAT | {"model": "fake"}, 11, 3),
+        ("/v1/responses", "create_response", {"input": "Hi."}, 13, 12),
+        ("/api/chat", "ollama_chat", {"model": "fake"} | CHAT, 9, 3),
+        ("/generate", "generate", {"prompt": "Hi.", "max_tokens": 4}, 6, 1),
+    ],
+)
+async def test_a_body_walks_straight(
+    path: str, handler: str, body: dict[str, Any], most_modules: int, most_returns: int
+) -> None:
     llm = FakeLLM()
     await llm.start()
-    walk = Walk("chat_completions")
+    walk = Walk(handler)
     async with async_client(InProcess(llm, ServerConfig())) as client:
         before = sys.getprofile()
         sys.setprofile(walk.profile)
         try:
-            response = await client.post("/v1/chat/completions", json=BODY | more)
+            response = await client.post(path, json=body)
         finally:
             sys.setprofile(before)
     await llm.aclose()
     assert response.status_code == 200, response.text
     modules = set(walk.stays)
-    assert {"openai.chat", "http.parse", "chat.conversation", "streaming.live"} <= modules
-    assert len(modules) <= 12, walk.stays
-    assert len(walk.stays) - len(modules) <= 3, walk.stays
+    assert {"http.parse", "chat.parameters", "service", "streaming.live"} <= modules
+    assert len(modules) <= most_modules, walk.stays
+    assert len(walk.stays) - len(modules) <= most_returns, walk.stays
