@@ -96,7 +96,10 @@ class LivePrefix(Answer, kw_only=True):
 
 
 class LivePages(Answer, kw_only=True):
-    """KV pages. ``own`` are of one running request each, ``shared`` of several, or being copied."""
+    """KV pages. ``own`` are of one running request each, ``shared`` of several, or being copied.
+
+    ``states`` are all slots for recurrent states, 0 for models without them.
+    """
 
     total: int
     page_size: int
@@ -105,6 +108,9 @@ class LivePages(Answer, kw_only=True):
     pinned: int
     own: int
     shared: int
+    states: int
+    states_running: int
+    states_cached: int
 
 
 class LiveTotals(Answer, kw_only=True):
@@ -232,6 +238,9 @@ def _pages(view: LiveView, stats: EngineStats, page_size: int) -> LivePages:
         pinned=stats.pages_pinned,
         own=own,
         shared=stats.pages_held - own,
+        states=stats.states_total,
+        states_running=stats.states_running,
+        states_cached=stats.states_cached,
     )
 
 

@@ -161,7 +161,8 @@ export class PagesChart {
       ["pinned", "pinned", pinned], ["cached", "cached", pages.cached - pinned], ["free", "free", pages.free]];
     this.legend.replaceChildren(
       ...sums.map(([kind, text, count]) => el("span", {}, el(`i.cell.${kind.replace(" ", ".")}`), `${text} ${percent(count / total)}`)),
-      el("span.hint", {}, `${number(pages.total)} pages of ${pages.page_size} tokens`));
+      el("span.hint", {}, `${number(pages.total)} pages of ${pages.page_size} tokens`),
+      pages.states ? el("span.hint", {}, `${plural(pages.states, "recurrent state")}: ${number(pages.states_running)} running, ${number(pages.states_cached)} cached`) : "");
     set(this.node, { "aria-label": sums.map(([, text, count]) => `${text} ${percent(count / total)}`).join(", ") });
   }
 }
