@@ -15,7 +15,7 @@ from asyncllm.engine.requests.history import RequestTrace
 from asyncllm.errors import BadRequest, EngineDead, NotFound, NotReady
 from asyncllm.server.arrivals.forwarding import send_home
 from asyncllm.server.chat.large import note_size, read_large
-from asyncllm.server.chat.parameters import blame, scheduling_params
+from asyncllm.server.chat.parameters import name_grammar_field, scheduling_params
 from asyncllm.server.chat.requests import GeneratingFields, StructureFields
 from asyncllm.server.http.bodies import Bodies
 from asyncllm.server.http.half_close import expect_answer
@@ -235,7 +235,7 @@ class Service:
         try:
             params = await self.llm.prepare(params)
         except BadRequest as error:
-            blame(error, body)
+            name_grammar_field(error, body)
             raise
         variants = [_variant(params, j) for j in range(n)]
         return [Job(ids, variant, scheduling) for ids in prompts for variant in variants]

@@ -70,7 +70,7 @@ def _given(body: GeneratingFields, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(body, name)) is not None}
 
 
-def blame(error: BadRequest, body: StructureFields) -> None:
+def name_grammar_field(error: BadRequest, body: StructureFields) -> None:
     """Have an error about the grammar name the field of the request that gave it."""
     if error.param == "grammar":
         error.param = next((name for name, _ in _grammars(body)), "tools")

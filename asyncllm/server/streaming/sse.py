@@ -31,7 +31,7 @@ HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 #: When a client is behind, its pending deltas become frames once they have so many bytes.
-PACK_BYTES: Final = 64 * 1024
+FRAME_BYTES: Final = 64 * 1024
 #: Bytes between two events that clients skip.
 _HARMLESS: Final = {EVENT_STREAM: b":\n\n", "application/x-ndjson": b" "}
 
@@ -71,9 +71,9 @@ class EventStream(ClientDelivery):
         self._pending: dict[int, TokenDelta] = {}
         self._pending_size = self._total_size = 0
         #: Frames made for a client that is behind: bytes take less memory, and give it back.
-        self._packed: list[bytes] = []
-        self._packed_size = 0
-        self._is_kept = False
+        self._ready: list[bytes] = []
+        self._ready_size = 0
+        self._is_buffering = False
         #: Set when the task is to have something made in a thread, or at the end.
         self._woken = asyncio.Event()
         self._in_thread = False
@@ -112,7 +112,7 @@ class EventStream(ClientDelivery):
         try:
             await self._finish()
         finally:
-            self._keep(0)
+            self._report_buffered(0)
         return response
 
     async def _finish(self) -> None:
@@ -130,7 +130,7 @@ class EventStream(ClientDelivery):
             if self._transport.is_closing():
                 raise ConnectionResetError("client disconnected") from error
             rest = self._frames(*self._take_pending()) + self._reply.failure(error)
-            self._write(b"".join((*self._packed, rest)))
+            self._write(b"".join((*self._ready, rest)))
         # Not in aiohttp's write_eof, which would wait for a stalled client forever.
         await self._request.writer.drain()
 
@@ -139,7 +139,7 @@ class EventStream(ClientDelivery):
         self._woken.set()
 
     def seconds_left(self, now: float) -> float:
-        return self._patience.seconds_left(self._num_kept(), now)
+        return self._patience.seconds_left(self._num_buffered(), now)
 
     def probe(self) -> bool:
         if not self._open or self._ended.done() or not self._harmless:
@@ -150,10 +150,10 @@ class EventStream(ClientDelivery):
     def check_client(self, now: float) -> None:
         if self._client_is_gone():
             return
-        if self._pending or self._packed:
+        if self._pending or self._ready:
             self._flush()
         unsent = self._transport.get_write_buffer_size()
-        self._keep(self._num_kept() if unsent > MERGE_BYTES else 0)
+        self._report_buffered(self._num_buffered() if unsent > MERGE_BYTES else 0)
         cause = self._patience.cause(self._written - unsent, unsent, now)
         if cause is not None:
             self.give_up(cause)
@@ -170,24 +170,24 @@ class EventStream(ClientDelivery):
         last = not self._unfinished
         unsent = transport.get_write_buffer_size()
         behind = unsent > MERGE_BYTES
-        if behind and unsent + self._packed_size + self._pending_size > GIVE_UP_BYTES:
+        if behind and unsent + self._ready_size + self._pending_size > GIVE_UP_BYTES:
             self.give_up("behind")
         elif behind and not last:
-            self._hold_back()
+            self._buffer()
         elif not self._in_thread:
             self._catch_up(last)
 
-    def _hold_back(self) -> None:
+    def _buffer(self) -> None:
         """The client has enough to read: more is kept until it has caught up."""
-        if self._pending_size > PACK_BYTES and not self._in_thread:
+        if self._pending_size > FRAME_BYTES and not self._in_thread:
             try:
-                packed = self._frames(*self._take_pending())
+                frames = self._frames(*self._take_pending())
             except Exception as error:
                 self._fail(error)
                 return
-            self._packed.append(packed)
-            self._packed_size += len(packed)
-        self._keep(self._num_kept())
+            self._ready.append(frames)
+            self._ready_size += len(frames)
+        self._report_buffered(self._num_buffered())
 
     def _catch_up(self, last: bool) -> None:
         """Write all that was kept, and what is new."""
@@ -216,7 +216,7 @@ class EventStream(ClientDelivery):
             self._send(payload, last=last)
             self._flush()  # what came meanwhile
         elif not self._transport.is_closing():
-            self._packed.append(payload)  # before the error
+            self._ready.append(payload)  # before the error
 
     def _take_pending(self) -> tuple[dict[int, TokenDelta], bool]:
         """What is to be written, and whether it is the last."""
@@ -230,9 +230,9 @@ class EventStream(ClientDelivery):
         return frames[0] if len(frames) == 1 else b"".join(frames)
 
     def _send(self, payload: bytes, *, last: bool) -> None:
-        if self._packed:
-            payload = b"".join((*self._packed, payload))
-            self._packed, self._packed_size = [], 0
+        if self._ready:
+            payload = b"".join((*self._ready, payload))
+            self._ready, self._ready_size = [], 0
         if self._transport.get_write_buffer_size() + len(payload) > GIVE_UP_BYTES:
             self.give_up("behind")
             return
@@ -257,18 +257,18 @@ class EventStream(ClientDelivery):
         self._written += len(payload)
         self._transport.write(payload)
 
-    def _num_kept(self) -> int:
+    def _num_buffered(self) -> int:
         unsent = self._transport.get_write_buffer_size()
-        return unsent + self._packed_size + self._pending_size
+        return unsent + self._ready_size + self._pending_size
 
-    def _keep(self, num_bytes: int) -> None:
-        if num_bytes or self._is_kept:
-            self._is_kept = num_bytes > 0
+    def _report_buffered(self, num_bytes: int) -> None:
+        if num_bytes or self._is_buffering:
+            self._is_buffering = num_bytes > 0
             self._slow_clients.keep(self, num_bytes, asyncio.get_running_loop().time())
 
     def give_up(self, cause: Cause) -> None:
         """Cut the client off."""
         self.end(ConnectionResetError("client reads too slowly"))
-        self._keep(0)
+        self._report_buffered(0)
         if not self._transport.is_closing():
             self._slow_clients.cut_off(self._transport, cause, self._name)
