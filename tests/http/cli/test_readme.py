@@ -1,10 +1,10 @@
 """README.md and docs/ as a stranger uses them: every code block is pasted, from top to bottom.
 
 The blocks of a chapter run one after the other in one folder. Shell commands run in bash,
-with the environment's programs on PATH. Three things differ from a stranger's machine. The server
+with the environment's programs on PATH. Four things differ from a stranger's machine. The server
 listens on a free port and not on 8000. ``Qwen/Qwen3-0.6B`` and ``./my-checkpoint`` are folders with
-the demo model's weights, so nothing is downloaded. What NOT_RUN names is not run, and what stands
-in two documents is run once.
+the demo model's weights, so nothing is downloaded. Benchmarks send a few requests only. What
+NOT_RUN names is not run, and what stands in two documents is run once.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ NOT_RUN = {
 }
 if shutil.which("prometheus") is None:
     NOT_RUN["python -m tools.check_dashboard"] = "needs Prometheus"
+#: What benchmarks are told at last: the figures in documents take longer than a test may.
+FEW = "--clients 4 --num-prompts 8"
 #: Languages of blocks that nobody pastes: drawings and formulas, and other programs' files.
 NOT_CODE = {"text", "nginx"}
 SHELLS = {"", "bash", "console", "sh", "shell"}
@@ -153,6 +155,8 @@ class Desk:
             return
         if not uses_server:
             self.stop()
+        if text.startswith("asyncllm bench serve"):
+            text = f"{text} {FEW}"
         if snippet.language in SHELLS:
             self._shell(text)
         elif snippet.language == "python":
