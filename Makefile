@@ -16,7 +16,7 @@ TORCH_INDEX ?=
 # Processes that run the tests, of one thread each; a gigabyte or two is what each takes.
 WORKERS ?= auto
 
-PIP    = $(VENV)/bin/python -m pip --disable-pip-version-check install --constraint constraints.txt
+PIP    = $(VENV)/bin/python .ci/install.py --constraint constraints.txt
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q \
 	--numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,3 +84,24 @@ def test_every_direct_dependency_is_pinned_for_tests() -> None:
     pinned = {line.partition("==")[0].lower().replace("_", "-") for line in lines}
     names = {re.split(r"[\[<>=;\s]", one)[0].lower().replace("_", "-") for one in required}
     assert names - {PROJECT["name"]} <= pinned
+
+
+def test_uv_installs_with_the_settings_of_pip() -> None:
+    listed = """\
+:env:.find-links='/wheels https://a.org/links'
+global.cert='/certificates.crt'
+global.extra-index-url='https://b.org/simple https://c.org/simple'
+global.find-links='/never'
+global.index-url='https://global.org/simple'
+global.timeout='180'
+install.index-url='https://install.org/simple'
+list.index-url='https://list.org/simple'
+"""
+    script = runpy.run_path(str(ROOT / ".ci" / "install.py"))
+    assert script["uv_environment"](listed) == {
+        "SSL_CERT_FILE": "/certificates.crt",
+        "UV_DEFAULT_INDEX": "https://install.org/simple",
+        "UV_FIND_LINKS": "/wheels,https://a.org/links",
+        "UV_INDEX": "https://b.org/simple https://c.org/simple",
+    }
+    assert script["uv_environment"]("") == {}
