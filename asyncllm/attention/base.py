@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 import numpy as np
 from torch import Tensor
 
-from asyncllm.kernels.recurrent.states import LayerState, StateRows
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding, PrefillRows
+from asyncllm.kernels.types.recurrent import LayerState, StateRows
 
 
 def count_decode_rows(rows: np.ndarray) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.attention.base import StepStates
-from asyncllm.kernels.recurrent.states import LayerState, StateRows
+from asyncllm.kernels.types.recurrent import LayerState, StateRows
 from asyncllm.kernels.upload import Upload, upload_aligned
 from asyncllm.models.config.base import StateShape
 

@@ -6,9 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asyncllm.kernels.recurrent.states import StateRows
+from asyncllm.kernels.support import in_triton
+from asyncllm.kernels.types.recurrent import StateRows
 
 
+@in_triton("recurrent.convolution")
 def short_convolution(
     x: Tensor,
     weight: Tensor,
@@ -22,7 +24,7 @@ def short_convolution(
 
     Args:
         x: [tokens, channels]; the last dimension is contiguous.
-        weight: [channels, width + 1]; the last column is that of the token itself.
+        weight: [channels, width]; the last column is that of the token itself.
         bias: [channels], or None.
         inputs: see ``LayerState``; the rows' are read, and then replaced by their last inputs.
         silu: activate the sums.
@@ -31,14 +33,14 @@ def short_convolution(
         [tokens, channels]; zeros for padding.
     """
     out = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-    width = inputs.shape[1]
-    kernel = weight.float().t().unsqueeze(1)  # [width + 1, 1, channels]
+    width = weight.shape[1]
     for slot, start, first, end in rows.on_host():
-        before = inputs[slot] if start > 0 else torch.zeros_like(inputs[slot])
+        earlier = torch.arange(start - width + 1, start)
+        before = inputs[slot, earlier % width] * (earlier >= 0).unsqueeze(1).to(x.device)
+        latest = torch.arange(max(end - width, first), end)
         whole = torch.cat((before, x[first:end]))
-        inputs[slot] = whole[len(whole) - width :]
-        parts = [whole[i : i + end - first].float() * kernel[i] for i in range(width + 1)]
-        total = torch.stack(parts).sum(0)
+        inputs[slot, (latest - first + start) % width] = x[latest]
+        total = F.conv1d(whole.float().t(), weight.float().unsqueeze(1), groups=len(weight)).t()
         total = total if bias is None else total + bias.float()
         out[first:end] = F.silu(total) if silu else total
     return out

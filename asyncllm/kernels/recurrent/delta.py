@@ -2,50 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from asyncllm.kernels.recurrent.convolution import short_convolution
-from asyncllm.kernels.recurrent.states import LayerState, StateRows
+from asyncllm.kernels.support import in_triton
+from asyncllm.kernels.types.recurrent import UNIT_EPS, DeltaNet, LayerState, StateRows
 
 #: Tokens of a prompt whose products are computed together.
 CHUNK = 64
-#: Added to the sum of squares of a query or key.
-UNIT_EPS = 1e-6
 
 
-class DeltaNet(NamedTuple):
-    """A layer's parameters and sizes, of one rank.
-
-    Attributes:
-        key_heads: of queries and of keys; each serves ``value_heads / key_heads`` consecutive
-            value heads.
-        key_dim, value_dim: elements of a head.
-        convolution: [2 * key_heads * key_dim + value_heads * value_dim, width + 1]; of queries,
-            keys and values.
-        decay, step_bias: float32 [value_heads]; see ``gated_delta_net``.
-        norm, eps: of the result of each head; the weight is [value_dim].
-    """
-
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    convolution: Tensor
-    decay: Tensor
-    step_bias: Tensor
-    norm: Tensor
-    eps: float
-
-    @property
-    def channels(self) -> int:
-        """Elements of queries, keys and values of a token."""
-        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
-
-
+@in_triton("recurrent.delta")
 def gated_delta_net(
     x: Tensor, gates: Tensor, net: DeltaNet, state: LayerState, rows: StateRows
 ) -> Tensor:
@@ -70,7 +39,8 @@ def gated_delta_net(
     """
     assert state.matrices is not None
     qkv, z = x[:, : net.channels], x[:, net.channels :]
-    qkv = short_convolution(qkv, net.convolution, None, state.inputs, rows, silu=True).float()
+    convolving = qkv, net.convolution, None, state.inputs, rows
+    qkv = short_convolution.reference(*convolving, silu=True).float()
     size = net.key_heads * net.key_dim
     q, k = (part.unflatten(1, (net.key_heads, net.key_dim)) for part in qkv.split(size, 1)[:2])
     v = qkv[:, 2 * size :].unflatten(1, (net.value_heads, net.value_dim))

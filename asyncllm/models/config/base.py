@@ -44,7 +44,8 @@ class StateShape(NamedTuple):
     """What a recurrent layer keeps of one sequence, whatever its length.
 
     Attributes:
-        channels, width: of its short convolution: the last ``width`` inputs, in the model's dtype.
+        channels, width: of its short convolution, which sees ``width`` tokens: their inputs, in the
+            model's dtype.
         heads, keys, values: a float32 matrix [keys, values] of each head; none with 0 heads.
     """
 

@@ -71,7 +71,7 @@ class Qwen3NextConfig(MoeConfig, frozen=True, kw_only=True):
             return None
         return StateShape(
             channels=2 * self.key_size + self.value_size,
-            width=self.linear_conv_kernel_dim - 1,
+            width=self.linear_conv_kernel_dim,
             heads=self.linear_num_value_heads,
             keys=self.linear_key_head_dim,
             values=self.linear_value_head_dim,

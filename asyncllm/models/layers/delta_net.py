@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from asyncllm.attention.base import ForwardBatch
-from asyncllm.kernels.recurrent.delta import DeltaNet, gated_delta_net
+from asyncllm.kernels.recurrent.delta import gated_delta_net
 from asyncllm.kernels.types import Norm
+from asyncllm.kernels.types.recurrent import DeltaNet
 from asyncllm.models.config.base import StateShape
 from asyncllm.models.config.qwen3_next import Qwen3NextConfig
 from asyncllm.models.layers.linear import FusedLinear, Kept, RowLinear, rows_by_part
@@ -57,7 +58,7 @@ class GatedDeltaNet(RecurrentLayer):
         self.norm = RMSNorm(value_dim, config.rms_norm_eps, place)
         self.out_proj = RowLinear(values, hidden, place)
         self.sizes = own, heads.size, key_dim, value_dim
-        width = config.linear_conv_kernel_dim - 1
+        width = config.linear_conv_kernel_dim
         self.state = StateShape(channels.size, width, heads.size, key_dim, value_dim)
 
     def forward(
@@ -72,8 +73,8 @@ class GatedDeltaNet(RecurrentLayer):
         net = DeltaNet(
             *self.sizes,
             self.conv1d.weight,
-            self.numbers.A_log,
-            self.numbers.dt_bias,
+            self.numbers["A_log"],
+            self.numbers["dt_bias"],
             self.norm.weight,
             self.norm.eps,
         )

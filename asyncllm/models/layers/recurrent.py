@@ -73,6 +73,10 @@ class HeadNumbers(Packed):
         for name in names:
             setattr(self, name, replace(place, dtype=torch.float32).empty(heads.size))
 
+    def __getitem__(self, name: str) -> Tensor:
+        values: Tensor = self.get_parameter(name)
+        return values
+
     def parts(self) -> Iterator[tuple[str, Place]]:
         for name, values in self.named_parameters():
             yield name, self.heads.place(0, values)

@@ -173,8 +173,8 @@ def test_scored_tokens_yield_logits_beside_those_that_sample(
         assert [len(row.targets) for row in step.scored] == [16]
         inputs = upload_step(step, table, PAGE_SIZE, CpuDevice())
         batch = whole_step(step, table, backend(pool), states)
-        samples = {"sample_rows": inputs.sample_rows, "logit_rows": inputs.logit_rows}
-        hidden = model(replace(batch, **samples))
+        samples, logit_rows = inputs.sample_rows, inputs.logit_rows
+        hidden = model(replace(batch, sample_rows=samples, logit_rows=logit_rows))
         _, _, states = prepared(model)
         everything = model(whole_step(step, table, batch.backend, states))
     expected = everything[[*range(1, 17), 0, 17]]

@@ -15,6 +15,7 @@ from asyncllm.errors import ModelError
 from asyncllm.executor.sim.shape import shape_of
 from asyncllm.models import registry
 from asyncllm.models.config.base import DecoderConfig, MoeConfig
+from asyncllm.models.config.qwen3_next import Qwen3NextConfig
 from asyncllm.models.rope import RopeConfig
 from asyncllm.models.spec import ModelSpec, read_spec
 from tests.support.models import tiny_models
@@ -357,11 +358,12 @@ def _assert_refused(folder: Path, words: list[str]) -> None:
 
 
 def test_the_state_of_a_model_with_delta_nets_does_not_grow_and_is_float32(tmp_path: Path) -> None:
-    """That of Qwen3.6-27B: 48 layers of 48 matrices of 128 x 128, and 3 inputs of each channel."""
+    """That of Qwen3.6-27B: 48 layers of 48 matrices of 128 x 128, and 4 inputs of each channel."""
     spec = read_spec(config_folder(tmp_path, QWEN36_27B))
     channels = 2 * 16 * 128 + 48 * 128
-    assert spec.state_bytes(2) == 48 * (48 * 128 * 128 * 4 + 3 * channels * 2)
+    assert spec.state_bytes(2) == 48 * (48 * 128 * 128 * 4 + 4 * channels * 2)
     assert spec.kv_bytes_per_token(2) == 16 * 2 * 4 * 256 * 2
+    assert isinstance(spec.config, Qwen3NextConfig)
     assert spec.config.state(3) is None
     rope = spec.config.rope(3)
     assert rope is not None

@@ -99,10 +99,11 @@ def launch_norm() -> None:
 
 def launch_activation() -> None:
     from asyncllm.kernels.activation import ACTIVATIONS
-    from asyncllm.kernels.triton.activation import gated
+    from asyncllm.kernels.triton.activation import gated, sigmoid_gated
 
     for act in ACTIVATIONS:
         gated(half(3, 2 * INTERMEDIATE), act)
+    sigmoid_gated(half(3, HIDDEN), half(3, HIDDEN))
 
 
 def launch_heads() -> None:
@@ -235,6 +236,17 @@ def added(rows: int) -> Projection[Tensor]:
 
     weight = half(INTERMEDIATE, HIDDEN)
     return Projection(half(rows, HIDDEN), weight, residual=half(rows, INTERMEDIATE))
+
+
+def launch_recurrent() -> None:
+    from asyncllm.kernels.triton.recurrent.delta import gated_delta_net
+    from asyncllm.kernels.types.recurrent import DeltaNet, LayerState, StateRows
+
+    numbers = torch.empty(32)
+    net = DeltaNet(16, 32, 128, 128, half(8192, 4), numbers, numbers, half(128), 1e-6)
+    state = LayerState(half(9, 4, 8192), torch.empty(9, 32, 128, 128))
+    rows = StateRows(int32(8), int32(8), int32(9), one_token=False)
+    gated_delta_net(half(100, 12288), half(100, 64), net, state, rows)
 
 
 def launch_sampling() -> None:
