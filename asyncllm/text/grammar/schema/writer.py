@@ -21,7 +21,7 @@ from asyncllm.errors import BadRequest
 from asyncllm.text.grammar import oracle
 from asyncllm.text.grammar.limits import Budget
 from asyncllm.text.grammar.regex_tree import Node as Regex
-from asyncllm.text.grammar.schema import arrays, number_regex, numbers, objects, strings
+from asyncllm.text.grammar.schema import arrays, numbers, objects, strings
 from asyncllm.text.grammar.schema.alternatives import check_alternatives
 from asyncllm.text.grammar.schema.atoms import KINDS, Atom, Branch, Claim, Claims, In, Kind
 from asyncllm.text.grammar.schema.document import Document
@@ -193,7 +193,7 @@ class _SchemaWriter:
                 if (inline := numbers.inline_schema(shape)) is not None:
                     options.append((self.rules.inline(f"%json {inline}"),))
                 continue
-            for terms in number_regex.terms(shape):
+            for terms in numbers.terms(shape):
                 terminal = self.rules.terminal(terms, certain=shape.certain())
                 if terminal is not None:
                     options.append((terminal,))
@@ -275,7 +275,7 @@ def _listed(kind: Kind, atoms: list[Atom]) -> dict[Any, str] | None:
                 if shape.values is None:
                     return None
                 for text in shape.values:
-                    found[Decimal(text)] = number_regex.value_regex(text)
+                    found[Decimal(text)] = numbers.value_regex(text)
             return found
         case "string":
             strings_ = strings.fold(atoms)
