@@ -85,14 +85,13 @@ def read_arguments(
 
 def _in_string(source: Source, start: Callable[[], Emit], stops: Markers) -> Steps[bool]:
     """Read a string with the arguments in it, as it comes."""
-    decoder = StringDecoder()
     inner = Source()
     reader = _read_inner(inner, start)
     done = False
 
-    def push(text: str) -> None:
+    def push(text: str) -> None:  # whole escapes, or a quote around the string
         nonlocal done
-        inner.feed(decoder.push(text))
+        inner.feed("" if text == '"' else json.loads(f'"{text}"'))
         done = done or next(reader, True) is True
 
     whole = yield from Literal(source, push, stops=stops).read()
@@ -107,44 +106,6 @@ def _read_inner(source: Source, start: Callable[[], Emit]) -> Steps[None]:
         yield from read_arguments(source, start)
     else:
         start()("{}")
-
-
-class StringDecoder:
-    """Decodes a JSON string as its text comes in. The text is known to be well-formed.
-
-    An escape is decoded when it is complete, a surrogate pair as one; a lone surrogate becomes
-    U+FFFD.
-    """
-
-    # Up to the closing quote or an escape that is not complete. The first half of a pair counts as
-    # complete when it is clear whether the second follows.
-    _COMPLETE = re.compile(
-        r"""(?x: [^"\\]++
-            | \\ [^u]
-            | \\u (?! [dD][89abAB]) [0-9a-fA-F]{4}
-            | \\u [dD][89abAB] [0-9a-fA-F]{2} \\u [dD][c-fC-F] [0-9a-fA-F]{2}
-            | \\u [dD][89abAB] [0-9a-fA-F]{2}
-                (?= [^\\] | \\ [^u] | \\u (?! [dD][c-fC-F]) [0-9a-fA-F]{4})
-        )*+"""
-    )
-    _LONE_HALF = re.compile("[\ud800-\udfff]")
-
-    __slots__ = ("_held", "_opened")
-
-    def __init__(self) -> None:
-        self._held = ""
-        self._opened = False
-
-    def push(self, text: str) -> str:
-        """Take more of the string, which begins with its quote; return what could be decoded."""
-        if not self._opened:
-            self._opened = True
-            text = text[1:]
-        text = self._held + text
-        end = self._COMPLETE.match(text).end()  # type: ignore[union-attr]
-        self._held = text[end:].removesuffix('"')
-        decoded: str = json.loads(f'"{text[:end]}"', strict=False)
-        return self._LONE_HALF.sub("\N{REPLACEMENT CHARACTER}", decoded)
 
 
 class JsonCall:
