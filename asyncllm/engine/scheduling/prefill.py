@@ -141,13 +141,13 @@ class PrefillPlanner:
         """The order in which prompts get chunks: least served account first, then by rank."""
         self._measure(seq)
         rank = self._policy.rank(seq.service, seq.service.num_left)
-        return self._admission.waiting.queue.served(seq), seq.place.turn, rank
+        return self._admission.waiting.queue.shares.served(seq), seq.place.turn, rank
 
     def _short_turn(self, seq: Sequence) -> tuple[float, float]:
         """The order in the share for short prompts."""
         self._measure(seq)
         rank = self._policy.short_rank(seq.service, seq.service.num_left)
-        return self._admission.waiting.queue.served(seq), math.inf if rank is None else rank
+        return self._admission.waiting.queue.shares.served(seq), math.inf if rank is None else rank
 
     def _measure(self, seq: Sequence) -> None:
         """Note what is left to be prefilled of a sequence that has begun."""

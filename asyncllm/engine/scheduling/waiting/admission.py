@@ -195,12 +195,12 @@ class Admission:
     def grew(self, seq: Sequence) -> None:
         """A running sequence has taken one page more."""
         if more := self.growth.grew(seq):
-            self._queue.charge(seq, OUTPUT_COST * more * self._limits.page_size)
+            self._queue.shares.charge(seq, OUTPUT_COST * more * self._limits.page_size)
 
     def settle(self, seq: Sequence, cost: float) -> None:
         """Replace what was charged in advance for its stay in the batch by its real cost."""
         self._short.leave(seq)
-        self._queue.charge(seq, cost - seq.place.charged)
+        self._queue.shares.charge(seq, cost - seq.place.charged)
         seq.place.charged = 0.0
 
     def _is_open(self, num_free_slots: int) -> bool:

@@ -61,7 +61,7 @@ class Deadlines:
         account, queue = head.place.account or "", self._waiting.queue
         if account not in self._given_up:
             seqs = islice(queue.by_deadline(head), MOST_COMPARED)
-            pace = float(queue.num_active)
+            pace = float(queue.shares.num_active)
             self._given_up[account] = given_up(seqs, self._now, self._forecast, pace)
         return head.id in self._given_up[account]
 

@@ -154,7 +154,7 @@ class QueueMachine(RuleBasedStateMachine):
         """What it cost is known now; it may have to wait once more."""
         seq = self.gone.pop(which % len(self.gone))
         charged = seq.place.charged
-        self.queue.charge(seq, float(cost))
+        self.queue.shares.charge(seq, float(cost))
         assert seq.place.charged == charged + cost
         name = self.account(seq)
         self.served[name] = self.served.get(name, self.level) + cost
@@ -247,8 +247,8 @@ def test_accounts_that_come_once_are_forgotten_and_starve_nobody(backlog: int) -
         if i > backlog + 2 and serve(queue, 1.0).id == 2:
             waited = i
     assert 0 < waited <= 20 * (backlog + 2), "it costs as much as five of them"
-    assert len(queue._accounts) <= 1024
-    assert len(queue._order._entries) <= 1024
+    assert len(queue.shares._accounts) <= 1024
+    assert len(queue.shares._order._entries) <= 1024
 
 
 def test_corrections_while_nobody_waits_give_newcomers_no_credit() -> None:
@@ -258,7 +258,7 @@ def test_corrections_while_nobody_waits_give_newcomers_no_credit() -> None:
         queue.push(sequence(id, 1, tenant=tenants[id % 50]))
     served = [serve(queue, 500.0) for _ in range(250)]
     for seq in served:
-        queue.charge(seq, -490.0)
+        queue.shares.charge(seq, -490.0)
     for id in range(1000, 1300):
         queue.push(sequence(id, 1, tenant="new"))
         queue.push(sequence(1000 + id, 1, tenant=tenants[id % 10]))
@@ -275,7 +275,7 @@ def test_a_swept_account_begins_level() -> None:
         serve(queue, 5.0)
         queue.push(sequence(1000 + i, 1, tenant=f"passing {i}"))
         serve(queue, 5.0)
-    assert "old" not in queue._accounts
+    assert "old" not in queue.shares._accounts
     for id in range(3000, 3100):
         queue.push(sequence(id, 1, tenant="busy"))
         queue.push(sequence(1000 + id, 1, tenant="old"))
@@ -362,7 +362,7 @@ def test_who_ends_while_its_prefix_is_loaded_has_cost_nothing() -> None:
             num_rows = len(rows(planned.message))
             answer(sched, step, num_rows, 0.0, copied=bool(planned.message.copies))
             step += 1
-    [account] = sched._admission.waiting.queue._accounts.values()
+    [account] = sched._admission.waiting.queue.shares._accounts.values()
     before, again = account.served, sequence(9, list(range(20)), 2)
     sched.add(again, 0.0)
     sched.plan(step, 0.0)
