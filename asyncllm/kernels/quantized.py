@@ -65,9 +65,16 @@ def dequantize_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
     return out
 
 
-#: Of each group of 64 columns and pair of columns of four: where a half word has the signs and the
-#: other bits of its codes.
-_MXFP4_PLACES: Final = {(0, 0): (15, 9), (0, 1): (12, 6), (1, 0): (14, 3), (1, 1): (13, 0)}
+#: The bits of a word that two numbers have: signs, and from bit 6 on the other three bits of each.
+_MXFP4_BITS: Final = (6, 7, 8, 15, 22, 23, 24, 31)
+#: The first three pairs of numbers have these bits after a rotation by so many to the right.
+_MXFP4_TURNS: Final = (0, 6, 12)
+#: For each bit of the fourth pair, in an order that gives them all: the bit of the word that is
+#: then known, and the one that it is combined with.
+_MXFP4_FOURTH: Final = (
+    *((31, 9, None), (7, 17, 9), (15, 25, 17), (23, 1, 25)),
+    *((6, 16, 8), (8, 10, 18), (22, 0, 24), (24, 26, 2)),
+)
 
 
 def pack_mxfp4(blocks: Tensor, scales: Tensor) -> Mxfp4Matrix:
@@ -76,22 +83,44 @@ def pack_mxfp4(blocks: Tensor, scales: Tensor) -> Mxfp4Matrix:
     padding = -groups % (MXFP4_COLUMNS // MXFP4_BLOCK)
     codes = F.pad(blocks.reshape(experts * rows, groups, -1), (0, 0, 0, padding))
     even, odd = (codes & 15).int(), (codes >> 4).int()
-    pairs = torch.stack((even, odd), dim=3).view(experts * rows, -1, 2, MXFP4_BLOCK // 4, 2, 2)
-    words = pairs.new_zeros(*pairs.shape[:2], MXFP4_BLOCK // 4, 2)
-    for (group, pair), (sign, rest) in _MXFP4_PLACES.items():
-        code = pairs[:, :, group, :, pair]
-        words |= (code >> 3) << sign | (code & 7) << rest
-    packed = torch.stack((words & 255, words >> 8), dim=-1).to(torch.uint8).flatten(1)
+    low, high = ((code & 8) << 12 | (code & 7) << 6 for code in (even, odd))
+    pairs = (low | high << 16).view(experts * rows, -1, 2, MXFP4_BLOCK // 4, 2)
+    packed = _mxfp4_words(pairs.transpose(2, 3).flatten(3)).view(torch.uint8).flatten(1)
     return Mxfp4Matrix(packed, F.pad(scales.view(experts * rows, groups), (0, padding)))
+
+
+def _mxfp4_words(pairs: Tensor) -> Tensor:
+    """Words of which ``_mxfp4_pairs`` gives int32 [..., 4]."""
+    first, second, third, fourth = pairs.unbind(-1)
+    words = first | _rotated(second, -_MXFP4_TURNS[1]) | _rotated(third, -_MXFP4_TURNS[2])
+    for bit, place, other in _MXFP4_FOURTH:
+        value = fourth >> bit & 1
+        if other is not None:
+            value = value ^ words >> other & 1
+        words |= value << place
+    return words
+
+
+def _mxfp4_pairs(words: Tensor) -> Tensor:
+    """Four pairs of numbers of each word, int32 [..., 4], as ``Mxfp4Matrix`` says."""
+    shifted = words >> 2 & 0x3FFFFFFF
+    pairs = [_rotated(words, turn) for turn in _MXFP4_TURNS] + [_rotated(words, 10) ^ shifted]
+    mask = sum(1 << bit for bit in _MXFP4_BITS) - (1 << 32)
+    return torch.stack(pairs, dim=-1) & mask
+
+
+def _rotated(words: Tensor, turn: int) -> Tensor:
+    """Words, int32, rotated to the right."""
+    turn %= 32
+    return words if turn == 0 else words << 32 - turn | words >> turn & (1 << 32 - turn) - 1
 
 
 def unpack_mxfp4(matrix: Mxfp4Matrix) -> Tensor:
     """The matrix as float32 [N, padded K]."""
-    packed = matrix.packed.view(len(matrix.packed), -1, MXFP4_BLOCK // 4, 2, 2).int()
-    words = packed[..., 0] | packed[..., 1] << 8
-    codes = words.new_empty(*words.shape[:2], 2, MXFP4_BLOCK // 4, 2, 2)
-    for (group, pair), (sign, rest) in _MXFP4_PLACES.items():
-        codes[:, :, group, :, pair] = (words >> sign & 1) << 3 | words >> rest & 7
+    words = matrix.packed.view(torch.int32).view(len(matrix.packed), -1, MXFP4_BLOCK // 4)
+    pairs = _mxfp4_pairs(words).unflatten(3, (2, 2)).transpose(2, 3)
+    halves = torch.stack((pairs, pairs >> 16), dim=-1).flatten(2)
+    codes = halves >> 12 & 8 | halves >> 6 & 7
     numbers = torch.tensor(_E2M1, device=words.device)
     values = numbers[codes].view(len(words), -1, MXFP4_BLOCK)
     factors = torch.exp2(matrix.scale.float() - 127)

@@ -121,21 +121,15 @@ def mxfp4_numbers(packed):
     if NATIVE:
         return tl.inline_asm_elementwise(
             """{
-            .reg .b32 sign, rest;
-            and.b32 sign, $4, 0x80008000;
-            shr.u32 rest, $4, 3;
-            lop3.b32 $0, rest, 0x01C001C0, sign, 0xEA;
-            shl.b32 sign, $4, 3;
-            and.b32 sign, sign, 0x80008000;
-            lop3.b32 $1, $4, 0x01C001C0, sign, 0xEA;
-            shl.b32 sign, $4, 1;
-            and.b32 sign, sign, 0x80008000;
-            shl.b32 rest, $4, 3;
-            lop3.b32 $2, rest, 0x01C001C0, sign, 0xEA;
-            shl.b32 sign, $4, 2;
-            and.b32 sign, sign, 0x80008000;
-            shl.b32 rest, $4, 6;
-            lop3.b32 $3, rest, 0x01C001C0, sign, 0xEA;
+            .reg .b32 turned, shifted;
+            and.b32 $0, $4, 0x81C081C0;
+            shf.r.wrap.b32 turned, $4, $4, 6;
+            and.b32 $1, turned, 0x81C081C0;
+            shf.r.wrap.b32 turned, $4, $4, 12;
+            and.b32 $2, turned, 0x81C081C0;
+            shf.r.wrap.b32 turned, $4, $4, 10;
+            shr.u32 shifted, $4, 2;
+            lop3.b32 $3, turned, shifted, 0x81C081C0, 0x28;
             }""",
             "=&r,=&r,=&r,=&r,r",
             [packed],
@@ -144,33 +138,24 @@ def mxfp4_numbers(packed):
             pack=4,
         )
     else:
-        first, second = _mxfp4_codes(packed)
-        return _placed(first, 6).to(tl.bfloat16, bitcast=True), _placed(second, 6).to(
-            tl.bfloat16, bitcast=True
-        )
+        words: tl.constexpr = packed.shape[1] // 4
+        parts = tl.reshape(packed, [packed.shape[0], words, 4]).to(tl.uint32)
+        j = tl.arange(0, 4)[None, None, :]
+        word = tl.sum(parts << 8 * j, axis=2)[:, :, None]
+        first = tl.where(j < 2, word, _turned(word, 6)) >> 16 * (j % 2)
+        second = tl.where(j < 2, _turned(word, 12), _turned(word, 10) ^ word >> 2) >> 16 * (j % 2)
+        return _number(first, packed), _number(second, packed)
 
 
 @triton.jit
-def _mxfp4_codes(packed):
-    """The codes of the first and of the second columns, without looking at two at a time."""
-    words: tl.constexpr = packed.shape[1] // 4
-    parts = tl.reshape(packed, [packed.shape[0], words, 4]).to(tl.int32)
-    j = tl.arange(0, 4)[None, None, :]
-    word = tl.sum(parts << 8 * j, axis=2)[:, :, None] >> 16 * (j % 2)
-    first = _code(word, tl.where(j < 2, 15, 12), tl.where(j < 2, 9, 6))
-    second = _code(word, tl.where(j < 2, 14, 13), tl.where(j < 2, 3, 0))
-    return tl.reshape(first, packed.shape), tl.reshape(second, packed.shape)
+def _turned(word, BITS: tl.constexpr):
+    return word >> BITS | word << (32 - BITS)
 
 
 @triton.jit
-def _code(word, sign, rest):
-    return (word >> sign & 1) << 3 | word >> rest & 7
-
-
-@triton.jit
-def _placed(codes, PLACE: tl.constexpr):
-    """The sign as the highest of 16 bits, the others from PLACE on."""
-    return (((codes & 8) << 12) | ((codes & 7) << PLACE)).to(tl.int16)
+def _number(word, like):
+    bits = (word & 0x81C0).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    return tl.reshape(bits, like.shape)
 
 
 @triton.jit

@@ -249,11 +249,13 @@ class Int4Matrix(NamedTuple):
 class Mxfp4Matrix(NamedTuple):
     """A matrix [N, K] of 4-bit floating-point numbers (e2m1), scaled in groups of 32 columns.
 
-    Columns are padded to a multiple of MXFP4_COLUMNS. Each 64 columns of a row are 32 bytes, and
-    four of these have four codes of the first 32 columns and four of the others. Bits are where the
-    fewest operations make two 16-bit numbers at a time of them: each 16 bits have, from the highest
-    to the lowest, the signs of columns 0, 32, 34 and 2, then the other three bits of columns 0, 2,
-    32 and 34; the next 16 bits have those of the columns beside them.
+    Columns are padded to a multiple of MXFP4_COLUMNS. Each 64 columns of a row are 8 words of 32
+    bits. Word i has the codes of columns c, c + 1, c + 2, c + 3, c + 32 ... c + 35, where c is 4 i.
+    Bits are where the fewest operations make pairs of 16-bit numbers of them, with the sign in bit
+    15 and the rest of a code from bit 6 on. Columns c and c + 1 are there in the word itself, c + 2
+    and c + 3 after a rotation by 6 bits to the right, c + 32 and c + 33 after one by 12. Columns
+    c + 34 and c + 35 are in a rotation by 10, where it differs from a shift by 2: these bits cannot
+    all have places of their own.
 
     Attributes:
         packed: uint8 [N, padded K / 2].
