@@ -12,6 +12,7 @@ from asyncllm.kernels.types import (
     FP8_BLOCK,
     MXFP4_BLOCK,
     MXFP4_COLUMNS,
+    MXFP4_SHIFT,
     Fp8Matrix,
     Int4Matrix,
     Mxfp4Matrix,
@@ -67,13 +68,11 @@ def dequantize_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
 
 #: The bits of a word that two numbers have: signs, and from bit 6 on the other three bits of each.
 _MXFP4_BITS: Final = (6, 7, 8, 15, 22, 23, 24, 31)
-#: The first three pairs of numbers have these bits after a rotation by so many to the right.
-_MXFP4_TURNS: Final = (0, 6, 12)
-#: For each bit of the fourth pair, in an order that gives them all: the bit of the word that is
-#: then known, and the one that it is combined with.
+#: For each of these bits of the fourth pair, in an order that gives them all: the bit of the word
+#: that is then known, and the one that it is combined with.
 _MXFP4_FOURTH: Final = (
-    *((31, 9, None), (7, 17, 9), (15, 25, 17), (23, 1, 25)),
-    *((6, 16, 8), (8, 10, 18), (22, 0, 24), (24, 26, 2)),
+    *((31, 27, None), (23, 19, 27), (15, 11, 19), (7, 3, 11)),
+    *((6, 10, 2), (8, 4, 12), (22, 26, 18), (24, 20, 28)),
 )
 
 
@@ -86,13 +85,14 @@ def pack_mxfp4(blocks: Tensor, scales: Tensor) -> Mxfp4Matrix:
     low, high = ((code & 8) << 12 | (code & 7) << 6 for code in (even, odd))
     pairs = (low | high << 16).view(experts * rows, -1, 2, MXFP4_BLOCK // 4, 2)
     packed = _mxfp4_words(pairs.transpose(2, 3).flatten(3)).view(torch.uint8).flatten(1)
-    return Mxfp4Matrix(packed, F.pad(scales.view(experts * rows, groups), (0, padding)))
+    shifted = scales.view(experts * rows, groups) + MXFP4_SHIFT
+    return Mxfp4Matrix(packed, F.pad(shifted, (0, padding)))
 
 
 def _mxfp4_words(pairs: Tensor) -> Tensor:
     """Words of which ``_mxfp4_pairs`` gives int32 [..., 4]."""
     first, second, third, fourth = pairs.unbind(-1)
-    words = first | _rotated(second, -_MXFP4_TURNS[1]) | _rotated(third, -_MXFP4_TURNS[2])
+    words = first | second << 6 | _shifted(second, 26) | _shifted(third, 6)
     for bit, place, other in _MXFP4_FOURTH:
         value = fourth >> bit & 1
         if other is not None:
@@ -102,17 +102,23 @@ def _mxfp4_words(pairs: Tensor) -> Tensor:
 
 
 def _mxfp4_pairs(words: Tensor) -> Tensor:
-    """Four pairs of numbers of each word, int32 [..., 4], as ``Mxfp4Matrix`` says."""
-    shifted = words >> 2 & 0x3FFFFFFF
-    pairs = [_rotated(words, turn) for turn in _MXFP4_TURNS] + [_rotated(words, 10) ^ shifted]
+    """Four pairs of 16-bit numbers of each word, int32 [..., 4].
+
+    Each 64 columns of a row are 8 words. Word i has the codes of columns c to c + 3 and c + 32 to
+    c + 35, where c is 4 i. The fewest operations make pairs of numbers of them. Columns c and c + 1
+    are in place, c + 2 and c + 3 are after a rotation by 6 bits to the right, c + 32 and c + 33
+    after a shift by 6 to the left. The last two are where shifts by 4 to the left and to the right
+    differ: these bits cannot all have places of their own.
+    """
+    turned = _shifted(words, 6) | words << 26
+    pairs = words, turned, words << 6, words << 4 ^ _shifted(words, 4)
     mask = sum(1 << bit for bit in _MXFP4_BITS) - (1 << 32)
     return torch.stack(pairs, dim=-1) & mask
 
 
-def _rotated(words: Tensor, turn: int) -> Tensor:
-    """Words, int32, rotated to the right."""
-    turn %= 32
-    return words if turn == 0 else words << 32 - turn | words >> turn & (1 << 32 - turn) - 1
+def _shifted(words: Tensor, bits: int) -> Tensor:
+    """Words, int32, shifted to the right, with zeros from the left."""
+    return words >> bits & (1 << 32 - bits) - 1
 
 
 def unpack_mxfp4(matrix: Mxfp4Matrix) -> Tensor:
@@ -123,7 +129,7 @@ def unpack_mxfp4(matrix: Mxfp4Matrix) -> Tensor:
     codes = halves >> 12 & 8 | halves >> 6 & 7
     numbers = torch.tensor(_E2M1, device=words.device)
     values = numbers[codes].view(len(words), -1, MXFP4_BLOCK)
-    factors = torch.exp2(matrix.scale.float() - 127)
+    factors = torch.exp2(matrix.scale.float() - 127 - MXFP4_SHIFT)
     return (values * factors.unsqueeze(-1)).flatten(1)
 
 

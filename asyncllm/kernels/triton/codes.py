@@ -113,7 +113,7 @@ def mxfp4_numbers(packed):
     """The e2m1 numbers of the first and of the second 32 of 64 columns, times 2^-126, as bfloat16.
 
     Sign, exponent and mantissa only move to their places there: the exponents' biases differ by
-    126, which ``mxfp4_factors`` makes up for.
+    126, which the scales make up for.
 
     Args:
         packed: bytes of an ``Mxfp4Matrix``, [rows, bytes].
@@ -121,15 +121,15 @@ def mxfp4_numbers(packed):
     if NATIVE:
         return tl.inline_asm_elementwise(
             """{
-            .reg .b32 turned, shifted;
+            .reg .b32 moved, other;
             and.b32 $0, $4, 0x81C081C0;
-            shf.r.wrap.b32 turned, $4, $4, 6;
-            and.b32 $1, turned, 0x81C081C0;
-            shf.r.wrap.b32 turned, $4, $4, 12;
-            and.b32 $2, turned, 0x81C081C0;
-            shf.r.wrap.b32 turned, $4, $4, 10;
-            shr.u32 shifted, $4, 2;
-            lop3.b32 $3, turned, shifted, 0x81C081C0, 0x28;
+            shf.r.wrap.b32 moved, $4, $4, 6;
+            and.b32 $1, moved, 0x81C081C0;
+            shl.b32 moved, $4, 6;
+            and.b32 $2, moved, 0x81C081C0;
+            shl.b32 moved, $4, 4;
+            shr.u32 other, $4, 4;
+            lop3.b32 $3, moved, other, 0x81C081C0, 0x28;
             }""",
             "=&r,=&r,=&r,=&r,r",
             [packed],
@@ -142,14 +142,9 @@ def mxfp4_numbers(packed):
         parts = tl.reshape(packed, [packed.shape[0], words, 4]).to(tl.uint32)
         j = tl.arange(0, 4)[None, None, :]
         word = tl.sum(parts << 8 * j, axis=2)[:, :, None]
-        first = tl.where(j < 2, word, _turned(word, 6)) >> 16 * (j % 2)
-        second = tl.where(j < 2, _turned(word, 12), _turned(word, 10) ^ word >> 2) >> 16 * (j % 2)
+        first = tl.where(j < 2, word, word >> 6 | word << 26) >> 16 * (j % 2)
+        second = tl.where(j < 2, word << 6, word << 4 ^ word >> 4) >> 16 * (j % 2)
         return _number(first, packed), _number(second, packed)
-
-
-@triton.jit
-def _turned(word, BITS: tl.constexpr):
-    return word >> BITS | word << (32 - BITS)
 
 
 @triton.jit
@@ -160,14 +155,14 @@ def _number(word, like):
 
 @triton.jit
 def mxfp4_factors(scales):
-    """2^(scale - 127 + 126) for each low and each high nibble, bfloat16.
+    """What the numbers of ``mxfp4_numbers`` are multiplied with, of the first and second columns.
 
     Args:
-        scales: uint8 [rows, groups], up to 128: of 32 columns each, low and high nibbles in turn.
+        scales: uint8 [rows, groups], of an ``Mxfp4Matrix``; bfloat16 has the same exponents.
     """
     rows: tl.constexpr = scales.shape[0]
     pairs: tl.constexpr = scales.shape[1] // 2
-    factors = ((scales.to(tl.int16) + 126) << 7).to(tl.bfloat16, bitcast=True)
+    factors = (scales.to(tl.int16) << 7).to(tl.bfloat16, bitcast=True)
     low, high = tl.split(tl.reshape(factors, [rows, pairs, 2]))
     low = tl.broadcast_to(low[:, :, None], [rows, pairs, 32])
     high = tl.broadcast_to(high[:, :, None], [rows, pairs, 32])

@@ -18,6 +18,8 @@ MXFP4_BLOCK: Final = 32
 MXFP4_COLUMNS: Final = 128
 #: The greatest exponent of an mxfp4 matrix, plus 127, that kernels take.
 MXFP4_MAX_SCALE: Final = 128
+#: What is added to the exponents of its scales: its numbers are 2^-126 times what they should be.
+MXFP4_SHIFT: Final = 126
 #: The most columns of an int4 weight that are packed together.
 INT4_BLOCK: Final = 128
 
@@ -249,17 +251,12 @@ class Int4Matrix(NamedTuple):
 class Mxfp4Matrix(NamedTuple):
     """A matrix [N, K] of 4-bit floating-point numbers (e2m1), scaled in groups of 32 columns.
 
-    Columns are padded to a multiple of MXFP4_COLUMNS. Each 64 columns of a row are 8 words of 32
-    bits. Word i has the codes of columns c, c + 1, c + 2, c + 3, c + 32 ... c + 35, where c is 4 i.
-    Bits are where the fewest operations make pairs of 16-bit numbers of them, with the sign in bit
-    15 and the rest of a code from bit 6 on. Columns c and c + 1 are there in the word itself, c + 2
-    and c + 3 after a rotation by 6 bits to the right, c + 32 and c + 33 after one by 12. Columns
-    c + 34 and c + 35 are in a rotation by 10, where it differs from a shift by 2: these bits cannot
-    all have places of their own.
+    Columns are padded to a multiple of MXFP4_COLUMNS; ``kernels.quantized`` tells where bits are.
 
     Attributes:
         packed: uint8 [N, padded K / 2].
-        scale: uint8 [N, padded K / 32]; exponents of 2, plus 127, up to MXFP4_MAX_SCALE.
+        scale: uint8 [N, padded K / 32]; exponents of 2, plus 127, up to MXFP4_MAX_SCALE; plus
+            MXFP4_SHIFT.
     """
 
     packed: Tensor

@@ -15,6 +15,7 @@ from asyncllm.kernels.types import (
     MXFP4_BLOCK,
     MXFP4_COLUMNS,
     MXFP4_MAX_SCALE,
+    MXFP4_SHIFT,
     Fp8Matrix,
     Int4Matrix,
     Mxfp4Matrix,
@@ -114,6 +115,11 @@ class Stack(NamedTuple):
         Raises:
             ModelError: a scale is greater than kernels take.
         """
+        if (greatest := int(value.scales.max())) > MXFP4_MAX_SCALE:
+            raise ModelError(
+                f"an mxfp4 matrix is scaled by 2^{greatest - 127}; at most "
+                f"2^{MXFP4_MAX_SCALE - 127} is taken"
+            )
         rows = self.weight.shape[0] // self.experts
         for expert, (blocks, scales) in enumerate(zip(*value, strict=True)):
             matrix = pack_mxfp4(blocks.unsqueeze(0), scales.unsqueeze(0))
@@ -212,23 +218,14 @@ class Mxfp4Weight(QuantizedWeight):
         raise TypeError("matrices in mxfp4 are those of all experts: see Stack")
 
     def write_packed(self, start: int, matrix: Mxfp4Matrix) -> None:
-        """Set the first columns of rows, from ``start`` on.
-
-        Raises:
-            ModelError: a scale is greater than kernels take.
-        """
-        if (greatest := int(matrix.scale.max())) > MXFP4_MAX_SCALE:
-            raise ModelError(
-                f"an mxfp4 matrix is scaled by 2^{greatest - 127}; at most "
-                f"2^{MXFP4_MAX_SCALE - 127} is taken"
-            )
+        """Set the first columns of rows, from ``start`` on."""
         rows = slice(start, start + len(matrix.packed))
         for place, values in ((self.packed, matrix.packed), (self.scale, matrix.scale)):
             place[rows, : values.shape[1]].copy_(values)
 
     def fill_dummy(self, generator: torch.Generator) -> None:
         self.packed.random_(0, 256, generator=generator)
-        self.scale.fill_(127 - 7)  # codes deviate by 2.9
+        self.scale.fill_(127 - 7 + MXFP4_SHIFT)  # codes deviate by 2.9
 
 
 def _parameter(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> nn.Parameter:

@@ -108,15 +108,17 @@ def choose_tiles(rows: int, experts: GatedExperts, x: Tensor) -> tuple[int, Tile
         block = 16 if each <= 12 else 32 if each <= 48 else 64
         first = second = Tile(64, weight.block, 4, 4)
     elif isinstance(weight, Mxfp4Matrix):
-        block = 8 if each <= 5 else 16 if each <= 24 else 32 if each <= 48 else 128
+        block = 8 if each <= 5 else 16 if each <= 12 else 32 if each <= 48 else 128
         if each <= 0.25:
-            first = second = Tile(16, 512, 1, 3)
+            first, second = Tile(32, 512, 2, 3), Tile(16, 256, 1, 5)
         elif each <= 5:
             first = second = Tile(64, 256, 4, 3)
-        elif each <= 24:
-            first = second = Tile(64, 128, 2, 3)
+        elif each <= 12:
+            first, second = Tile(64, 256, 2, 3), Tile(32, 256, 2, 3)
+        elif each <= 48:
+            first, second = Tile(128, 128, 4, 3), Tile(64, 128, 2, 3)
         else:
-            first = second = Tile(64, 128, 2, 4) if each <= 48 else Tile(128, 64, 4, 4)
+            first = second = Tile(128, 64, 4, 4)
     elif isinstance(weight, Fp8Matrix):
         block = 8 if each <= 2 else 16 if each <= 12 else 32 if each <= 24 else 64
         block = block if each <= 96 else 128
