@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncllm.config import EngineLimits
 from asyncllm.config.server_config import ServerConfig
+from asyncllm.executor.thread_executor import ThreadExecutor
 from asyncllm.llm import load as loading
 from asyncllm.llm.async_llm import AsyncLLM
 from asyncllm.server.run import run
@@ -113,7 +114,7 @@ def _spin() -> None:
 def main(
     where: str, drain_seconds: str, grace_seconds: str, options: str = "{}", slow_seconds: str = "1"
 ) -> int:
-    def build(*_: Any) -> HangingWorker:
+    def build() -> HangingWorker:
         if where == "loading":
             print("loading", flush=True)
             time.sleep(FOREVER)
@@ -124,7 +125,7 @@ def main(
         time.sleep(FOREVER)
 
     patched: Any = loading
-    patched._build_worker = build
+    patched.ThreadExecutor = lambda _, launch_seconds: ThreadExecutor(build, launch_seconds)
     if where == "download":
         patched.resolve_folder = find
     llm = HangingLLM(where)
