@@ -14,7 +14,7 @@ from typing import Protocol
 from asyncllm.engine.cache.node import NO_STATE, Checkpoint, Match, Node
 
 
-class States(Protocol):
+class Checkpoints(Protocol):
     """What the cache asks: of models with states, and of others."""
 
     num_slots: int
@@ -36,7 +36,7 @@ class States(Protocol):
         """All slots are free."""
 
 
-class NoStates:
+class NoCheckpoints:
     """Of a model without recurrent layers: its pages are all that it needs."""
 
     num_slots = num_taken = num_kept = num_used = num_evicted = 0

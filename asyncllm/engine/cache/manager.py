@@ -7,7 +7,7 @@ from typing import NamedTuple, Self
 
 from asyncllm.config import EngineLimits
 from asyncllm.engine.cache.changes import CacheChanges
-from asyncllm.engine.cache.checkpoints import NoStates, States
+from asyncllm.engine.cache.checkpoints import Checkpoints, NoCheckpoints
 from asyncllm.engine.cache.node import NO_PAGE, Match, Node, pending_below
 from asyncllm.engine.cache.pages import BlockTable, PageAllocator
 from asyncllm.engine.cache.radix import PrefixTree
@@ -35,7 +35,7 @@ class KVCacheManager:
         prefix_caching: bool = True,
         host_pages: int = 0,
         max_pinned_share: float = 0.0,
-        states: States | None = None,
+        states: Checkpoints | None = None,
     ):
         self.page_size = page_size
         self.prefix_caching = prefix_caching
@@ -43,12 +43,12 @@ class KVCacheManager:
         self._pages = PageAllocator(num_pages)
         self._host_pages = PageAllocator(host_pages)
         self._most_pinned = int(num_pages * max_pinned_share)
-        self.states = states or NoStates()
+        self.states = states or NoCheckpoints()
         self._tree = self._new_tree()
         self.pins = self._tree.pins
 
     @classmethod
-    def create(cls, limits: EngineLimits, states: States | None = None) -> Self:
+    def create(cls, limits: EngineLimits, states: Checkpoints | None = None) -> Self:
         """An empty cache."""
         return cls(
             limits.num_pages,

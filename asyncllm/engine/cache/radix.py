@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 
 from asyncllm.engine.cache.changes import CacheChanges
-from asyncllm.engine.cache.checkpoints import NoStates, States
+from asyncllm.engine.cache.checkpoints import Checkpoints, NoCheckpoints
 from asyncllm.engine.cache.host_tier import HostTier
 from asyncllm.engine.cache.node import COLD, NO_PAGE, Match, Node, take_apart
 from asyncllm.engine.cache.pages import PageAllocator
@@ -31,12 +31,12 @@ class PrefixTree:
         pages: PageAllocator,
         host_pages: PageAllocator,
         most_pinned: int = 0,
-        states: States | None = None,
+        states: Checkpoints | None = None,
     ):
         self.page_size = page_size
         self.num_cached = 0
         self.num_dropped = 0
-        self._states = states or NoStates()
+        self._states = states or NoCheckpoints()
         self._pages = pages
         self._host = HostTier(host_pages, pages.num_pages)
         self._roots: dict[bytes, Node] = {}

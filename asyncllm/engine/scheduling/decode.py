@@ -76,7 +76,7 @@ class DecodePlanner:
         step.decode_rows = rows.tobytes()
         step.shape = StepShape(count, int(starts.sum()) + count, 0.0)
         batch.add_decodes(slots, starts, step.number, decode_steps)
-        self._states.decode(slots, starts)
+        self._states.decodes_planned(slots, starts)
 
     def _decode_steps(self, slots: Ints, starts: Ints, num_waiting: int) -> int:
         """How many tokens each row yields: one, unless there is nothing else to do."""
@@ -90,7 +90,7 @@ class DecodePlanner:
         pages = len(slots) * self._cache.pages_for(most + self._limits.page_size)
         if self._cache.num_available < pages:
             return 1  # no sequence is preempted for it
-        if not self._states.several(slots, starts, most):
+        if not self._states.allow_multi_step(slots, starts, most):
             return 1
         # All or one: each other number would be one more graph to capture.
         return most if (batch.stop_at[slots] - starts).min() >= most else 1

@@ -183,7 +183,7 @@ class PrefillPlanner:
         """The next chunk of a prompt; False when the step is full."""
         start, remaining = self._batch.remaining(seq)
         wanted = min(remaining, self._limits.prefill_chunk)
-        wanted = self._states.before_cut(seq, start, wanted)
+        wanted = self._states.limit_chunk(seq, start, wanted)
         fitting = room.fit(start, wanted)
         is_last = fitting < wanted or room.tokens == fitting < remaining
         if is_last and self._times.size_room(room, step.shape, start):
@@ -194,7 +194,7 @@ class PrefillPlanner:
         room.take(start, q_len)
         end, whole = self._batch.add_chunk(seq, q_len, step.number)
         self._cache.begin(seq.kv, end)
-        self._states.chunk(seq, start, end)
+        self._states.chunk_planned(seq, start, end)
         step.add_chunk(Chunk(seq, end, whole), start)
         seq.timeline.note(now, step.number, "chunk", start, q_len)
         return q_len == fitting

@@ -208,7 +208,7 @@ class Scheduler:
                 self.times.observe(step.shape, seconds)
             num_rows = len(step.decodes)
             self._forecast.saw_step(seconds, num_rows, step.shape.num_tokens - num_rows)
-        self._states.landed(step.number, good=result.error is None)
+        self._states.step_done(step.number, good=result.error is None)
         self.departures.step_done(step.number)
         self._admission.waiting.stop_sharing()
         return Applied(emitted, failed, read)

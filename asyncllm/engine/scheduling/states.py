@@ -38,22 +38,22 @@ class States(Protocol):
     def enter(self, seq: Sequence, start: int) -> None:
         """``seq`` has a slot in the batch and begins at position ``start``."""
 
-    def before_cut(self, seq: Sequence, start: int, q_len: int) -> int:
-        """How much of a chunk may be in one step."""
+    def limit_chunk(self, seq: Sequence, start: int, q_len: int) -> int:
+        """How much of a chunk may be in one step: up to where the state is kept."""
 
-    def chunk(self, seq: Sequence, start: int, end: int) -> None:
-        """A chunk is planned, and its pages are entered in the tree."""
+    def chunk_planned(self, seq: Sequence, start: int, end: int) -> None:
+        """A chunk is planned, and the tree has its pages."""
 
-    def several(self, slots: Ints, starts: Ints, decode_steps: int) -> bool:
+    def allow_multi_step(self, slots: Ints, starts: Ints, decode_steps: int) -> bool:
         """Whether a step may decode several tokens of each row."""
 
-    def decode(self, slots: Ints, starts: Ints) -> None:
+    def decodes_planned(self, slots: Ints, starts: Ints) -> None:
         """Decode rows are planned."""
 
     def plan(self, step: int, rows: bytes) -> StatePlan:
         """For the plan of a step with these rows (``StepPlan.rows``)."""
 
-    def landed(self, step: int, *, good: bool) -> None:
+    def step_done(self, step: int, *, good: bool) -> None:
         """A step is done; ``good``: without an error."""
 
     def leave(self, seq: Sequence, computed: int, *, cold: bool) -> None:
@@ -71,22 +71,22 @@ class NoStates:
     def enter(self, seq: Sequence, start: int) -> None:
         pass
 
-    def before_cut(self, seq: Sequence, start: int, q_len: int) -> int:
+    def limit_chunk(self, seq: Sequence, start: int, q_len: int) -> int:
         return q_len
 
-    def chunk(self, seq: Sequence, start: int, end: int) -> None:
+    def chunk_planned(self, seq: Sequence, start: int, end: int) -> None:
         pass
 
-    def several(self, slots: Ints, starts: Ints, decode_steps: int) -> bool:
+    def allow_multi_step(self, slots: Ints, starts: Ints, decode_steps: int) -> bool:
         return True
 
-    def decode(self, slots: Ints, starts: Ints) -> None:
+    def decodes_planned(self, slots: Ints, starts: Ints) -> None:
         pass
 
     def plan(self, step: int, rows: bytes) -> StatePlan:
         return StatePlan()
 
-    def landed(self, step: int, *, good: bool) -> None:
+    def step_done(self, step: int, *, good: bool) -> None:
         pass
 
     def leave(self, seq: Sequence, computed: int, *, cold: bool) -> None:
@@ -98,7 +98,7 @@ class _Kept:
     """What a running sequence keeps of its state.
 
     Attributes:
-        cuts: positions in its prompt where its state is to be kept, falling.
+        positions: in its prompt, where its state is still to be kept, falling.
         last: the deepest position on its path where it is kept.
         above: the checkpoint there, if it is in the tree.
         promised: by position, checkpoints that others may wait for.
@@ -107,7 +107,7 @@ class _Kept:
         trail_at: its position.
     """
 
-    cuts: list[int]
+    positions: list[int]
     last: int
     above: Checkpoint | None
     promised: dict[int, Checkpoint] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class RecurrentStates:
     Until then the checkpoint is promised, and others wait for it. Of the output, the latest state
     at some page boundary is kept; the tree gets it when the sequence leaves.
 
-    A checkpoint is ready when the step that wrote the state and the one that copied it have landed
+    A checkpoint is ready when the step that wrote the state and the one that copied it are done
     without an error. So nobody begins with the state of a step that failed.
     """
 
@@ -140,7 +140,7 @@ class RecurrentStates:
         self._spacing = SPACING * limits.page_size
         #: By slot in the batch: the state slot, and the next position where the state is kept.
         self._of = np.zeros(limits.max_num_seqs, dtype=np.int32)
-        self._cut = np.full(limits.max_num_seqs, NOWHERE, dtype=np.int32)
+        self._next = np.full(limits.max_num_seqs, NOWHERE, dtype=np.int32)
         self._kept: dict[int, _Kept] = {}
         self._copies: list[int] = []
         #: Checkpoints that the present plan copies; by step, those of plans in flight.
@@ -165,35 +165,35 @@ class RecurrentStates:
         # It computes known tokens again, as it found them without their state.
         cache = self._cache
         cache.join(seq.kv, cache.num_pages - cache.pages_for(seq.output.max_length))
-        kept = self._kept[seq.slot] = _Kept(self._cuts(seq, start), start, found)
-        for position in kept.cuts:
+        kept = self._kept[seq.slot] = _Kept(self._positions(seq, start), start, found)
+        for position in kept.positions:
             self._promise(seq, kept, position)
-        self._next_cut(seq, kept)
+        self._set_next(seq, kept)
 
-    def before_cut(self, seq: Sequence, start: int, q_len: int) -> int:
-        cut = int(self._cut[seq.slot])
-        if cut == start:  # it is kept before this chunk
-            cut = next(reversed(self._kept[seq.slot].cuts), NOWHERE)
-        return min(q_len, cut - start)
+    def limit_chunk(self, seq: Sequence, start: int, q_len: int) -> int:
+        end = int(self._next[seq.slot])
+        if end == start:  # the state is kept before this chunk
+            end = next(reversed(self._kept[seq.slot].positions), NOWHERE)
+        return min(q_len, end - start)
 
-    def chunk(self, seq: Sequence, start: int, end: int) -> None:
+    def chunk_planned(self, seq: Sequence, start: int, end: int) -> None:
         kept = self._kept[seq.slot]
-        if start == self._cut[seq.slot]:
+        if start == self._next[seq.slot]:
             self._keep(seq, kept, start)
-            self._next_cut(seq, kept)
-        if end == self._cut[seq.slot]:
+            self._set_next(seq, kept)
+        if end == self._next[seq.slot]:
             self._promise(seq, kept, end)
 
-    def several(self, slots: Ints, starts: Ints, decode_steps: int) -> bool:
-        left = self._cut[slots] - starts
+    def allow_multi_step(self, slots: Ints, starts: Ints, decode_steps: int) -> bool:
+        left = self._next[slots] - starts
         return not ((left > 0) & (left < decode_steps)).any()
 
-    def decode(self, slots: Ints, starts: Ints) -> None:
-        due = self._cut[slots] == starts
+    def decodes_planned(self, slots: Ints, starts: Ints) -> None:
+        due = self._next[slots] == starts
         if due.any():
             for slot, start in zip(slots[due].tolist(), starts[due].tolist(), strict=True):
                 self._follow(self._kept[slot], slot, start)
-                self._cut[slot] = start + self._spacing
+                self._next[slot] = start + self._spacing
 
     def plan(self, step: int, rows: bytes) -> StatePlan:
         copies, self._copies = self._copies, []
@@ -203,7 +203,7 @@ class RecurrentStates:
 
     # -- results ---------------------------------------------------------------------------------
 
-    def landed(self, step: int, *, good: bool) -> None:
+    def step_done(self, step: int, *, good: bool) -> None:
         for seq, checkpoint in self._in_flight.pop(step, ()):
             if not good or seq.kv.corrupt:
                 self._slots.drop(checkpoint)
@@ -212,7 +212,7 @@ class RecurrentStates:
 
     def leave(self, seq: Sequence, computed: int, *, cold: bool) -> None:
         kept, slot = self._kept.pop(seq.slot), int(self._of[seq.slot])
-        self._cut[seq.slot] = NOWHERE
+        self._next[seq.slot] = NOWHERE
         if not (seq.kv.corrupt or cold):
             num_known = min(computed, len(seq.tokens))
             self._cache.commit(seq.kv, num_known)
@@ -233,28 +233,28 @@ class RecurrentStates:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _cuts(self, seq: Sequence, start: int) -> list[int]:
+    def _positions(self, seq: Sequence, start: int) -> list[int]:
         """Where the state of a prompt is kept: where it leaves a known path, and at its end."""
         if not self._cache.prefix_caching:
             return []
         size, known = self._page_size, seq.kv.known
         end = max(0, len(seq.tokens) - 1 - OPEN_END) // size * size
         fork = min(end, known.depth * size) if known is not None and known.linked else 0
-        cuts = [fork] if fork - start >= self._spacing else []
+        positions = [fork] if fork - start >= self._spacing else []
         # Rather only where others may leave it, too, than only in what this sequence alone has.
-        if end - max([start, *cuts]) >= self._spacing:
-            cuts.insert(0, end)
-        return cuts
+        if end - max([start, *positions]) >= self._spacing:
+            positions.insert(0, end)
+        return positions
 
-    def _next_cut(self, seq: Sequence, kept: _Kept) -> None:
+    def _set_next(self, seq: Sequence, kept: _Kept) -> None:
         """In the prompt, or the first one in its output."""
-        cut = NOWHERE
-        if kept.cuts:
-            cut = kept.cuts.pop()
+        position = NOWHERE
+        if kept.positions:
+            position = kept.positions.pop()
         elif self._cache.prefix_caching and seq.kv.ttl != 0:
             size = self._page_size
-            cut = max(kept.last + self._spacing, (len(seq.tokens) // size + 1) * size)
-        self._cut[seq.slot] = cut
+            position = max(kept.last + self._spacing, (len(seq.tokens) // size + 1) * size)
+        self._next[seq.slot] = position
 
     def _promise(self, seq: Sequence, kept: _Kept, position: int) -> bool:
         """Promise a checkpoint; False if the tree has no node for it."""
