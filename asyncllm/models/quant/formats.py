@@ -268,15 +268,17 @@ def _reordered(value: Tensor | Matrix, order: Tensor) -> Tensor | Matrix:
         order = order.to(value.packed.device)
         scale, zero = value.scale[:, order], value.zero[:, order]
         return Int4Matrix(value.packed[order], scale, zero, value.order)
-    blocks = torch.arange(len(order)) // FP8_BLOCK
-    if value.is_blocked and not torch.equal(order // FP8_BLOCK, blocks):
-        raise ModelError(
-            f"an fp8 matrix with a scale for each {FP8_BLOCK} rows cannot be rearranged for rotary "
-            "positions: its heads do not begin at multiples of that"
-        )
-    order = order.to(value.data.device)
-    data = value.data.view(torch.uint8)[order].view(value.data.dtype)
-    return Fp8Matrix(data, value.scale if value.is_blocked else value.scale[order])
+    scaled = order
+    if value.is_blocked:
+        scaled = order[::FP8_BLOCK] // FP8_BLOCK
+        blocks = scaled.repeat_interleave(FP8_BLOCK)[: len(order)]
+        if not torch.equal(order // FP8_BLOCK, blocks):
+            raise ModelError(
+                f"an fp8 matrix with a scale for each {FP8_BLOCK} rows cannot be rearranged by "
+                "heads: they do not begin at multiples of that"
+            )
+    data = value.data.view(torch.uint8)[order.to(value.data.device)].view(value.data.dtype)
+    return Fp8Matrix(data, value.scale[scaled.to(value.scale.device)])
 
 
 def dequantize_into(place: Tensor, matrix: Matrix) -> None:

@@ -229,6 +229,17 @@ def test_layers_that_predict_further_tokens_are_not_loaded(tmp_path: Path) -> No
         load_model(folder, read_spec(folder), torch.float32, "cpu")
 
 
+def test_the_heads_that_predict_further_tokens_of_qwen_are_not_loaded(tmp_path: Path) -> None:
+    folder = tiny_models.make("qwen3_5", tmp_path)
+    file = folder / "model.safetensors"
+    further = {
+        "mtp.fc.weight": torch.ones(64, 128),
+        "mtp.layers.0.mlp.up_proj.weight": torch.ones(9),
+    }
+    save_file(load_file(file) | further, file)
+    load_model(folder, read_spec(folder), torch.float32, "cpu")
+
+
 def test_the_outer_configuration_says_whether_embeddings_are_tied(tmp_path: Path) -> None:
     folder = tiny_models.make("mistral3_vision", tmp_path)
     config = json.loads((folder / "config.json").read_text())

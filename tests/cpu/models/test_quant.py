@@ -134,6 +134,26 @@ def test_kept_weights_give_the_same_logits(name: str, family: str, tmp_path: Pat
 
 
 @pytest.mark.usefixtures("keep")
+@pytest.mark.parametrize("name", ["compressed-tensors", "fp8-blocks"])
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next"])
+def test_delta_nets_and_gated_heads_stay_quantised(name: str, family: str, tmp_path: Path) -> None:
+    """All but the projections that yield a number for each head, as in published checkpoints."""
+    heads = {"linear_num_key_heads": 1, "linear_num_value_heads": 2}
+    dims = {"linear_key_head_dim": 128, "linear_value_head_dim": 256}
+    layers = {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2}
+    folder, dense = quantized.make(name, tmp_path, family, **BLOCKS, **heads, **dims, **layers)
+    model, expected = _load(folder), _load(dense)
+    for layer, names in enumerate((("in_proj", "out_proj"), ("qkv_proj", "o_proj"))):
+        mixer = model.get_submodule(f"model.layers.{layer}.self_attn")
+        kept = [name for name, part in mixer.named_modules() if isinstance(part, QuantizedWeight)]
+        assert kept == [f"{name}.weight" for name in names]
+    rows = [(0, 0, [5, 6, 7]), (1, 0, list(range(10, 30)))]
+    got, wanted = (step(each, DenseBackend(), rows) for each in (model, expected))
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("keep")
 @pytest.mark.parametrize("name", quantized.FORMATS)
 @pytest.mark.parametrize("family", ["qwen3_moe", "glm4_moe"])
 def test_kept_experts_give_the_same_logits(name: str, family: str, tmp_path: Path) -> None:

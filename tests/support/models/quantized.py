@@ -170,7 +170,7 @@ def make(name: str, folder: Path, family: str = "qwen3", **overrides: Any) -> tu
     for key, weight in sorted(weights.items()):
         module = key.removesuffix(".weight")
         ignored = name in ("compressed-tensors", "fp8-blocks") and ".layers.1.mlp" in key
-        if key == module or not module.endswith("_proj") or ignored:
+        if key == module or not module.endswith(("_proj", "_qkv", "_qkvz", "_z")) or ignored:
             stored[key] = weight
             continue
         tensors, weights[key] = quantize(weight, generator)
