@@ -156,7 +156,7 @@ def _fp8_gemv(
     ROWS: tl.constexpr = BLOCK_N if ACT is None else 2 * BLOCK_N
     CHUNKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     BLOCKS: tl.constexpr = (K + 127) // 128
-    SCALES: tl.constexpr = BLOCK_K // 128
+    PIECES: tl.constexpr = BLOCK_K // 16  # of 16 bytes, which a thread loads at once
     tile = tl.program_id(0)
     rows = weight_rows(tl.arange(0, ROWS), tile, N, BLOCK_N, ACT is not None)
     k = tl.arange(0, BLOCK_K)
@@ -171,7 +171,7 @@ def _fp8_gemv(
             weights += (tl.load(at, (i * BLOCK_K + k < K)[None, :], other=0.0),)
     for i in tl.static_range(CHUNKS):
         if BLOCKED:
-            block = i * SCALES + tl.arange(0, SCALES)[None, :]
+            block = (i * BLOCK_K + tl.arange(0, PIECES) * 16)[None, :] // 128
             at = scale + (rows // 128 * BLOCKS)[:, None] + block
             factors += (tl.load(at, block < BLOCKS, other=0.0),)
         if NORM:
@@ -182,7 +182,7 @@ def _fp8_gemv(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
 
-    y = tl.zeros([ROWS], tl.float32)
+    sums = tl.zeros([ROWS, PIECES], tl.float32)
     products = tl.zeros([ROWS, BLOCK_K], tl.float32)
     squares = tl.zeros([BLOCK_K], tl.float32)
     for i in tl.static_range(CHUNKS):
@@ -191,12 +191,12 @@ def _fp8_gemv(
             squares += here * here
             here *= (1.0 + gains[i].to(tl.float32)) if OFFSET else gains[i].to(tl.float32)
         if BLOCKED:
-            parts = tl.reshape(weights[i].to(tl.float32) * here[None, :], [ROWS, SCALES, 128])
-            y += tl.sum(tl.sum(parts, axis=2) * factors[i], axis=1)
+            # Scaled within each thread; threads are added up once, at the end.
+            parts = tl.reshape(weights[i].to(tl.float32) * here[None, :], [ROWS, PIECES, 16])
+            sums += tl.sum(parts, axis=2) * factors[i]
         else:
             products += weights[i].to(tl.float32) * here[None, :]
-    if not BLOCKED:
-        y = tl.sum(products, axis=1) * factor
+    y = tl.sum(sums, axis=1) if BLOCKED else tl.sum(products, axis=1) * factor
     if NORM:
         y *= tl.rsqrt(tl.sum(squares) / K + EPS)
     write(y[:, None], out, bias, tile, 1, N, 0, 1, BLOCK_N, BIAS, RESIDUAL, ACT)
