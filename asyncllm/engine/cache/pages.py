@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass, field
 
 from asyncllm.engine.cache.node import Node
 
@@ -41,6 +42,7 @@ class PageAllocator:
         self._free.extend(reversed(pages))
 
 
+@dataclass(slots=True, eq=False)
 class BlockTable:
     """What one sequence has of the KV cache. ``KVCacheManager`` alone changes its pages.
 
@@ -55,17 +57,14 @@ class BlockTable:
         corrupt: some of its KV is not to be trusted.
     """
 
-    __slots__ = ("corrupt", "first_own", "known", "node", "pages", "salt", "tokens", "ttl")
-
-    def __init__(self, tokens: array[int], salt: bytes = b"", ttl: float | None = None):
-        self.tokens = tokens
-        self.salt = salt
-        self.ttl = ttl
-        self.pages: list[int] = []
-        self.node: Node | None = None
-        self.known: Node | None = None
-        self.first_own: Node | None = None
-        self.corrupt = False
+    tokens: array[int]
+    salt: bytes = b""
+    ttl: float | None = None
+    pages: list[int] = field(default_factory=list)
+    node: Node | None = None
+    known: Node | None = None
+    first_own: Node | None = None
+    corrupt: bool = False
 
     @property
     def num_shared(self) -> int:

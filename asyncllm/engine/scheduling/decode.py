@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from asyncllm.config import EngineLimits
@@ -21,28 +23,18 @@ from asyncllm.engine.scheduling.waiting.admission import Admission
 MULTI_STEP_SECONDS = 5e-3
 
 
+@dataclass(eq=False)
 class DecodePlanner:
     """Gives every sequence that generates its next row. Owns nothing."""
 
-    def __init__(
-        self,
-        limits: EngineLimits,
-        cache: KVCacheManager,
-        forecast: Forecast,
-        copies: PageCopies,
-        admission: Admission,
-        batch: RunningBatch,
-        departures: Departures,
-        states: States,
-    ):
-        self._limits = limits
-        self._cache = cache
-        self._forecast = forecast
-        self._copies = copies
-        self._admission = admission
-        self._batch = batch
-        self._departures = departures
-        self._states = states
+    limits: EngineLimits
+    cache: KVCacheManager
+    forecast: Forecast
+    copies: PageCopies
+    admission: Admission
+    batch: RunningBatch
+    departures: Departures
+    states: States
 
     def plan(self, step: Step, now: float, num_waiting: int) -> None:
         """One row for each sequence that generates; those without a page for it skip this step.
@@ -50,7 +42,7 @@ class DecodePlanner:
         Args:
             num_waiting: requests that are not running.
         """
-        batch = self._batch
+        batch = self.batch
         slots = batch.slots()
         if not len(slots):
             return
@@ -76,36 +68,36 @@ class DecodePlanner:
         step.decode_rows = rows.tobytes()
         step.shape = StepShape(count, int(starts.sum()) + count, 0.0)
         batch.add_decodes(slots, starts, step.number, decode_steps)
-        self._states.decodes_planned(slots, starts)
+        self.states.decodes_planned(slots, starts)
 
     def _decode_steps(self, slots: Ints, starts: Ints, num_waiting: int) -> int:
         """How many tokens each row yields: one, unless there is nothing else to do."""
-        batch, most = self._batch, self._limits.max_decode_steps
-        if most == 1 or not 0 < len(slots) <= self._limits.multi_step_rows:
+        batch, most = self.batch, self.limits.max_decode_steps
+        if most == 1 or not 0 < len(slots) <= self.limits.multi_step_rows:
             return 1
-        if batch.prefilling or num_waiting or self._copies.outstanding:
+        if batch.prefilling or num_waiting or self.copies.outstanding:
             return 1
-        if most * self._forecast.decode_seconds > MULTI_STEP_SECONDS:
+        if most * self.forecast.decode_seconds > MULTI_STEP_SECONDS:
             return 1
-        pages = len(slots) * self._cache.pages_for(most + self._limits.page_size)
-        if self._cache.num_available < pages:
+        pages = len(slots) * self.cache.pages_for(most + self.limits.page_size)
+        if self.cache.num_available < pages:
             return 1  # no sequence is preempted for it
-        if not self._states.allow_multi_step(slots, starts, most):
+        if not self.states.allow_multi_step(slots, starts, most):
             return 1
         # All or one: each other number would be one more graph to capture.
         return most if (batch.stop_at[slots] - starts).min() >= most else 1
 
     def _grow(self, slots: Ints, step: Step, now: float) -> None:
         """Pages for the next tokens of ``slots``; sequences that get none skip this step."""
-        batch = self._batch
+        batch = self.batch
         for seq in [batch.sequences[slot] for slot in slots.tolist()]:
             assert seq is not None, "a running slot has a sequence"
             needed = int(batch.computed[seq.slot]) + step.decode_steps
             while seq.state is SeqState.RUNNING and batch.capacity[seq.slot] < needed:
-                page = self._cache.grow(seq.kv)
+                page = self.cache.grow(seq.kv)
                 if page is not None:
-                    self._admission.grew(seq)
+                    self.admission.grew(seq)
                     batch.grown(seq)
                     step.new_pages += (seq.slot, len(seq.kv.pages) - 1, page)
-                elif not self._departures.make_room(step, now):
+                elif not self.departures.make_room(step, now):
                     break

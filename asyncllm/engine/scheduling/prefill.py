@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from asyncllm.config import EngineLimits
 from asyncllm.engine.cache.manager import KVCacheManager
@@ -28,43 +29,31 @@ SHORT_SHARE = 0.15
 BACKLOG_SECONDS, BACKLOG_TARGET = 2.0, 5 / 3
 
 
+@dataclass(eq=False)
 class PrefillPlanner:
     """Fills steps with prompt chunks, and admits waiting sequences in their turn. Owns nothing."""
 
-    def __init__(
-        self,
-        limits: EngineLimits,
-        cache: KVCacheManager,
-        policy: Policy,
-        forecast: Forecast,
-        times: StepTimeModel,
-        copies: PageCopies,
-        admission: Admission,
-        batch: RunningBatch,
-        states: States,
-        pace: Pace,
-    ):
-        self._limits = limits
-        self._cache = cache
-        self._policy = policy
-        self._forecast = forecast
-        self._times = times
-        self._copies = copies
-        self._admission = admission
-        self._batch = batch
-        self._states = states
-        self._pace = pace
+    limits: EngineLimits
+    cache: KVCacheManager
+    policy: Policy
+    forecast: Forecast
+    times: StepTimeModel
+    copies: PageCopies
+    admission: Admission
+    batch: RunningBatch
+    states: States
+    pace: Pace
 
     def plan(self, step: Step, now: float) -> None:
         """Chunks of the first prompts, admitted or waiting, until the step is full."""
-        if not self._batch.prefilling and not len(self._admission.waiting):
+        if not self.batch.prefilling and not len(self.admission.waiting):
             return
-        num_decodes, waiting = step.shape.num_tokens, self._admission.waiting.queue
-        pace = self._pace.prompt_tokens(step.number, num_decodes, waiting, self._batch)
+        num_decodes, waiting = step.shape.num_tokens, self.admission.waiting.queue
+        pace = self.pace.prompt_tokens(step.number, num_decodes, waiting, self.batch)
         budget = int(min(self._most_tokens(num_decodes) - num_decodes, pace))
-        room = self._times.room(step.shape, self._target(), budget)
+        room = self.times.room(step.shape, self._target(), budget)
         self._fill_share(step, room, now)
-        self._fill(step, room, now, self._turn, self._admission.head)
+        self._fill(step, room, now, self._turn, self.admission.head)
 
     def _most_tokens(self, num_decodes: int) -> int:
         """The most tokens of a step: with a target, those of the largest graph.
@@ -74,8 +63,8 @@ class PrefillPlanner:
         it: on the H200, 8B computes 2 % more tokens of prompts of 2,000 a second, and 8 % less of
         30,000, than in steps of 8,192.
         """
-        most, sizes = self._limits.max_num_batched_tokens, self._limits.step_sizes
-        if not (sizes and self._limits.itl_target):
+        most, sizes = self.limits.max_num_batched_tokens, self.limits.step_sizes
+        if not (sizes and self.limits.itl_target):
             return most
         return min(most, max(sizes[-1], num_decodes + sizes[-1] // 2))
 
@@ -84,22 +73,22 @@ class PrefillPlanner:
 
         Not while deadlines wait: the longer steps would make others miss theirs.
         """
-        begun = sum(self._batch.remaining(seq)[1] for seq in self._batch.prefilling.values())
-        backlog = self._forecast.prefill_seconds(self._admission.waiting.queue.num_left + begun)
-        longer = backlog > BACKLOG_SECONDS and not self._admission.waiting.queue.num_timely
-        return self._limits.itl_target * (BACKLOG_TARGET if longer else 1.0)
+        begun = sum(self.batch.remaining(seq)[1] for seq in self.batch.prefilling.values())
+        backlog = self.forecast.prefill_seconds(self.admission.waiting.queue.num_left + begun)
+        longer = backlog > BACKLOG_SECONDS and not self.admission.waiting.queue.num_timely
+        return self.limits.itl_target * (BACKLOG_TARGET if longer else 1.0)
 
     def _fill_share(self, step: Step, room: PrefillRoom, now: float) -> None:
         """Give prompts that are shorter than the one whose turn it is their share of the step."""
-        if len(self._batch.prefilling) + len(self._admission.waiting.queue) < 2:
+        if len(self.batch.prefilling) + len(self.admission.waiting.queue) < 2:
             return
-        prefilling = self._batch.prefilling.values()
-        candidates = [self._admission.head(self._batch.num_free), *prefilling]
+        prefilling = self.batch.prefilling.values()
+        candidates = [self.admission.head(self.batch.num_free), *prefilling]
         first = min((seq for seq in candidates if seq is not None), key=self._turn, default=None)
-        if first is None or self._policy.short_rank(first.service, first.service.num_left) is None:
+        if first is None or self.policy.short_rank(first.service, first.service.num_left) is None:
             return
         share = room.split(SHORT_SHARE)
-        self._fill(step, share, now, self._short_turn, self._admission.head_short, until=first)
+        self._fill(step, share, now, self._short_turn, self.admission.head_short, until=first)
         room.merge(share)
 
     def _fill(
@@ -121,13 +110,13 @@ class PrefillPlanner:
         """
         begun = {chunk.seq.id for chunk in step.chunks}
         mine = sorted(
-            (seq for seq in self._batch.prefilling.values() if seq.id not in begun), key=turn
+            (seq for seq in self.batch.prefilling.values() if seq.id not in begun), key=turn
         )
         _by_deadline(mine)
         mine.reverse()  # popped from the end, equals keep their order
         fits = True
         while fits and room.tokens > 0:
-            waiting = head(self._batch.num_free) if step.admits_more else None
+            waiting = head(self.batch.num_free) if step.admits_more else None
             enters = waiting is not None and (not mine or _first(waiting, mine[-1], turn))
             seq = waiting if enters else mine.pop() if mine else None
             if seq is None or (until is not None and turn(seq) >= turn(until)):
@@ -140,68 +129,66 @@ class PrefillPlanner:
     def _turn(self, seq: Sequence) -> tuple[float, float, float]:
         """The order in which prompts get chunks: least served account first, then by rank."""
         self._measure(seq)
-        rank = self._policy.rank(seq.service, seq.service.num_left)
-        return self._admission.waiting.queue.shares.served(seq), seq.place.turn, rank
+        rank = self.policy.rank(seq.service, seq.service.num_left)
+        return self.admission.waiting.queue.shares.served(seq), seq.place.turn, rank
 
     def _short_turn(self, seq: Sequence) -> tuple[float, float]:
         """The order in the share for short prompts."""
         self._measure(seq)
-        rank = self._policy.short_rank(seq.service, seq.service.num_left)
-        return self._admission.waiting.queue.shares.served(seq), math.inf if rank is None else rank
+        rank = self.policy.short_rank(seq.service, seq.service.num_left)
+        return self.admission.waiting.queue.shares.served(seq), math.inf if rank is None else rank
 
     def _measure(self, seq: Sequence) -> None:
         """Note what is left to be prefilled of a sequence that has begun."""
         if seq.slot >= 0:
-            start, seq.service.num_left = self._batch.remaining(seq)
-            seq.service.prefill_seconds = self._forecast.prefill_seconds(
-                seq.service.num_left, start
-            )
+            start, seq.service.num_left = self.batch.remaining(seq)
+            seq.service.prefill_seconds = self.forecast.prefill_seconds(seq.service.num_left, start)
 
     def _admit(
         self, seq: Sequence, step: Step, room: PrefillRoom, now: float, *, short: bool
     ) -> bool:
         """Try the head of the queue; False when the step is full."""
-        entry = self._admission.admit(seq, room, short=short)
+        entry = self.admission.admit(seq, room, short=short)
         if entry is not Entry.ADMITTED:
             if seq.state is SeqState.LOADING:
-                seq.timeline.note(now, step.number, "loading", self._copies.pages_for(seq))
-            elif seq not in self._admission.waiting.queue and not self._copies.is_for(seq):
+                seq.timeline.note(now, step.number, "loading", self.copies.pages_for(seq))
+            elif seq not in self.admission.waiting.queue and not self.copies.is_for(seq):
                 seq.timeline.note(now, step.number, "shares")
                 step.add_cost(seq.kv.known.depth if seq.kv.known is not None else 0)
             return entry is Entry.WAITS
-        cached = seq.kv.num_shared * self._limits.page_size
+        cached = seq.kv.num_shared * self.limits.page_size
         seq.state = SeqState.RUNNING
         if seq.num_cached < 0:
             seq.num_cached = cached
-        self._batch.enter(seq, cached)
-        self._states.enter(seq, cached)
+        self.batch.enter(seq, cached)
+        self.states.enter(seq, cached)
         seq.timeline.note(now, step.number, "admitted", seq.slot, cached)
         step.admit(seq)
         return self._add_chunk(seq, step, room, now)
 
     def _add_chunk(self, seq: Sequence, step: Step, room: PrefillRoom, now: float) -> bool:
         """The next chunk of a prompt; False when the step is full."""
-        start, remaining = self._batch.remaining(seq)
-        wanted = min(remaining, self._limits.prefill_chunk)
-        wanted = self._states.limit_chunk(seq, start, wanted)
+        start, remaining = self.batch.remaining(seq)
+        wanted = min(remaining, self.limits.prefill_chunk)
+        wanted = self.states.limit_chunk(seq, start, wanted)
         fitting = room.fit(start, wanted)
         is_last = fitting < wanted or room.tokens == fitting < remaining
-        if is_last and self._times.size_room(room, step.shape, start):
+        if is_last and self.times.size_room(room, step.shape, start):
             fitting, is_last = min(wanted, room.tokens), False
         if fitting == 0:
             return False
         q_len = self._unpadded(step, fitting) if is_last else fitting
         room.take(start, q_len)
-        end, whole = self._batch.add_chunk(seq, q_len, step.number)
-        self._cache.begin(seq.kv, end)
-        self._states.chunk_planned(seq, start, end)
+        end, whole = self.batch.add_chunk(seq, q_len, step.number)
+        self.cache.begin(seq.kv, end)
+        self.states.chunk_planned(seq, start, end)
         step.add_chunk(Chunk(seq, end, whole), start)
         seq.timeline.note(now, step.number, "chunk", start, q_len)
         return q_len == fitting
 
     def _unpadded(self, step: Step, q_len: int) -> int:
         """Trim the last chunk to a graph size, unless fewer than MIN_CHUNK tokens remain."""
-        sizes, before = self._limits.step_sizes, step.shape.num_tokens
+        sizes, before = self.limits.step_sizes, step.shape.num_tokens
         above = bisect_right(sizes, before + q_len)
         if not 0 < above < len(sizes):
             return q_len

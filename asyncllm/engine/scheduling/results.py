@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from asyncllm.engine.cache.manager import KVCacheManager
 from asyncllm.engine.scheduling.batch import RunningBatch
@@ -13,6 +14,7 @@ from asyncllm.types import FinishReason
 from asyncllm.wire.messages import BAD_TOKEN, NO_TOKEN
 
 
+@dataclass(eq=False)
 class Results:
     """Gives sequences their tokens, and ends them. Owns nothing.
 
@@ -20,17 +22,10 @@ class Results:
         finish: ends a sequence, at a time.
     """
 
-    def __init__(
-        self,
-        cache: KVCacheManager,
-        batch: RunningBatch,
-        trials: Trials,
-        finish: Callable[[Sequence, float], None],
-    ):
-        self._cache = cache
-        self._batch = batch
-        self._trials = trials
-        self._finish = finish
+    cache: KVCacheManager
+    batch: RunningBatch
+    trials: Trials
+    finish: Callable[[Sequence, float], None]
 
     def take(self, step: Step, tokens: list[int], unmet: set[int], now: float) -> list[Emitted]:
         """The new tokens in row order; rows of ended sequences, and others without one, give none.
@@ -50,7 +45,7 @@ class Results:
             seq, token = chunk.seq, tokens[row]
             seq.kv.corrupt |= token == BAD_TOKEN and row not in unmet
             if not seq.kv.corrupt:
-                self._cache.computed(seq.kv, chunk.end)
+                self.cache.computed(seq.kv, chunk.end)
             if seq.wanted and seq.reads.pending:
                 seq.reads.done = chunk.end
             if chunk.samples and seq.wanted:
@@ -68,25 +63,25 @@ class Results:
             seq.kv.corrupt = True
         causes = alive
         if len(rows) > 1 and alive:
-            computed = self._batch.computed
+            computed = self.batch.computed
             suspects = [(seq, int(computed[seq.slot])) for seq in alive]
-            causes = self._trials.suspect(suspects, step.admitted)
+            causes = self.trials.suspect(suspects, step.admitted)
             for seq in alive:
                 seq.wanted = False
         for seq in causes:
-            self._finish(seq, now)
+            self.finish(seq, now)
         return causes
 
     def _take_first_token(self, seq: Sequence, row: int, token: int, now: float) -> Emitted:
         """The token after the prompt, unless the sequence was to generate none."""
         if len(seq.tokens) < seq.output.max_length or token == BAD_TOKEN:
             return self._take_token(seq, row, token, now)
-        self._finish(seq, now)
+        self.finish(seq, now)
         return Emitted(seq, row, NO_TOKEN, FinishReason.LENGTH)
 
     def _take_token(self, seq: Sequence, row: int, token: int, now: float) -> Emitted:
         if token == BAD_TOKEN:
-            self._finish(seq, now)
+            self.finish(seq, now)
             return Emitted(seq, row, token, None)
         tokens, output = seq.tokens, seq.output
         tokens.append(token)
@@ -96,5 +91,5 @@ class Results:
         elif len(tokens) >= output.max_length:
             finish = FinishReason.LENGTH
         if finish is not None:
-            self._finish(seq, now)
+            self.finish(seq, now)
         return Emitted(seq, row, token, finish)

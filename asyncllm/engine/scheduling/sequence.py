@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from array import array
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 from asyncllm.engine.cache.pages import BlockTable
 from asyncllm.engine.pooling import PooledParams
@@ -80,6 +81,7 @@ class Service:
         self.prefill_seconds = num_prompt / FIRST_RATE
 
 
+@dataclass(slots=True)
 class QueuePlace:
     """Its place in the waiting queue, which alone changes it.
 
@@ -89,12 +91,9 @@ class QueuePlace:
         charged: the cost charged to the account for it so far.
     """
 
-    __slots__ = ("account", "charged", "turn")
-
-    def __init__(self) -> None:
-        self.turn = Turn.NEW
-        self.account: str | None = None
-        self.charged = 0.0
+    turn: Turn = Turn.NEW
+    account: str | None = None
+    charged: float = 0.0
 
 
 class Output:
