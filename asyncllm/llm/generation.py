@@ -8,54 +8,28 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol, TypeVar
 
-from asyncllm.config import EngineLimits
 from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.engine.requests.reservations import Reservation
 from asyncllm.errors import BadRequest, QueueFull
+from asyncllm.server.model import Model
 from asyncllm.system.event_loop import SLICE_SECONDS, sliced
 from asyncllm.types import (
     Completion,
     Prompt,
     SamplingParams,
     SchedulingParams,
-    Sink,
     Usage,
 )
 from asyncllm.types.sampling_defaults import bounded
 from asyncllm.types.validate import check_kind
 
 
-class Submitter(Protocol):
-    """What batches and embeddings need of ``AsyncLLM``, which describes each method."""
-
-    @property
-    def limits(self) -> EngineLimits: ...
-
-    @property
-    def default_params(self) -> SamplingParams: ...
-
-    def reserve(
-        self, num_tokens: int = 1, num_requests: int = 1, tenant: str = ""
-    ) -> Reservation: ...
-
-    async def prepare(self, params: SamplingParams) -> SamplingParams: ...
+class Submitter(Model, Protocol):
+    """``AsyncLLM``, as batches and embeddings use it."""
 
     async def encode_prompt(
         self, prompt: Prompt, reservation: Reservation | None = None
     ) -> list[int]: ...
-
-    async def encode_all(self, texts: Sequence[str]) -> list[list[int]]: ...
-
-    def submit(
-        self,
-        prompt_ids: Sequence[int],
-        params: SamplingParams,
-        sink: Sink,
-        scheduling: SchedulingParams | None = None,
-        reservation: Reservation | None = None,
-    ) -> int: ...
-
-    def abort(self, request_id: int) -> None: ...
 
 
 T = TypeVar("T")

@@ -13,6 +13,7 @@ where they must be, and whitespace is at most a space or a new line with its ind
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from decimal import Decimal
 from itertools import chain, product
 from typing import Any
@@ -21,7 +22,7 @@ from asyncllm.errors import BadRequest
 from asyncllm.text.grammar import oracle
 from asyncllm.text.grammar.limits import Budget
 from asyncllm.text.grammar.regex_tree import Node as Regex
-from asyncllm.text.grammar.schema import arrays, numbers, objects, strings
+from asyncllm.text.grammar.schema import arrays, members, numbers, objects, strings
 from asyncllm.text.grammar.schema.alternatives import check_alternatives
 from asyncllm.text.grammar.schema.atoms import KINDS, Atom, Branch, Claim, Claims, In, Kind
 from asyncllm.text.grammar.schema.document import Document
@@ -154,26 +155,38 @@ class _SchemaWriter:
                 self.rules.add(rule, *symbols)
 
     def _options(self, kind: Kind, branch: Branch) -> list[Sequence]:
-        atoms = _atoms(branch)
+        found = self._fold(kind, branch)
+        if not found:
+            return []
         match kind:
             case "null" | "boolean":
-                texts = _scalars(kind, atoms)
-                return [(self._fixed("|".join(texts)),)] if texts else []
+                return [(self._fixed("|".join(found)),)]
             case "number":
-                return self._numbers(numbers.fold(atoms))
+                return self._numbers(found)
             case "string":
-                shape = strings.fold(atoms)
-                terminal = self._string(shape) if shape is not None else None
+                terminal = self._string(found)
                 return [(terminal,)] if terminal is not None else []
             case "array":
-                array = arrays.fold(self.logic, branch)
-                options = [] if array is None else arrays.write(self, array)
+                options = arrays.write(self, found)
                 ends = self._fixed(_OPEN_BRACKET), self._fixed(_CLOSE_BRACKET)
             case "object":
-                object_ = objects.fold(branch)
-                options = [] if object_ is None else objects.write(self, object_)
+                options = members.write(self, found)
                 ends = self._fixed(_OPEN_BRACE), self._fixed(_CLOSE_BRACE)
         return [(ends[0], *symbols, ends[1]) for symbols in options]
+
+    def _fold(self, kind: Kind, branch: Branch) -> Any:
+        """The values of a branch, as their JSON type has them; false if there are clearly none."""
+        match kind:
+            case "null" | "boolean":
+                return _scalars(kind, _atoms(branch))
+            case "number":
+                return numbers.fold(_atoms(branch))
+            case "string":
+                return strings.fold(_atoms(branch))
+            case "array":
+                return arrays.fold(self.logic, branch)
+            case "object":
+                return objects.fold(branch)
 
     def _is_empty(self, expression: str) -> bool:
         self._budget.check_time()
@@ -227,28 +240,13 @@ class _SchemaWriter:
         )
 
     def _clearly_nothing(self, kind: Kind, branch: Branch) -> bool:
-        atoms = _atoms(branch)
-        match kind:
-            case "null" | "boolean":
-                return not _scalars(kind, atoms)
-            case "number":
-                return not numbers.fold(atoms)
-            case "string":
-                return strings.fold(atoms) is None
-            case "array":
-                array = arrays.fold(self.logic, branch)
-                if array is None:
-                    return True
-                some = range(min(array.least, array.first_alike))
-                return any(self._clearly_empty(array.claims_at(index)) for index in some)
-            case "object":
-                shape = objects.fold(branch)
-                if shape is None:
-                    return True
-                return any(
-                    self._clearly_empty(objects.claims_about(self, shape, name))
-                    for name in shape.required
-                )
+        found = self._fold(kind, branch)
+        parts: Iterable[Claims] = ()
+        if found and kind == "array":
+            parts = map(found.claims_at, range(min(found.least, found.first_alike)))
+        elif found and kind == "object":
+            parts = (members.claims_about(self, found, name) for name in found.required)
+        return not found or any(map(self._clearly_empty, parts))
 
 
 def _atoms(branch: Branch) -> list[Atom]:
