@@ -119,13 +119,9 @@ class StateSlots:
 
     # -- checkpoints -----------------------------------------------------------------------------
 
-    def promise(self, node: Node, above: Checkpoint | None) -> Checkpoint | None:
-        """The state after ``node`` will be kept; None if it is already, or cannot be.
-
-        Args:
-            above: the one before it on the path, if it is known.
-        """
-        checkpoint = Checkpoint(above=above)
+    def promise(self, node: Node) -> Checkpoint | None:
+        """The state after ``node`` will be kept; None if it is already, or cannot be."""
+        checkpoint = Checkpoint()
         return checkpoint if self.attach(checkpoint, node) else None
 
     def attach(self, checkpoint: Checkpoint, node: Node) -> bool:
@@ -142,14 +138,22 @@ class StateSlots:
         self._plain[checkpoint] = None
 
     def use(self, checkpoint: Checkpoint) -> None:
-        """A sequence begins with it; those above it that few have used are dispensable."""
+        """A sequence begins with it.
+
+        Of those above it on the path, the ones that others used, too, are as recently used as it
+        is. The rest are dispensable, as this one has replaced them.
+        """
         self.num_used += 1
         checkpoint.num_used += 1
+        node = checkpoint.node.parent if checkpoint.node is not None else None
+        while node is not None:
+            above, node = node.checkpoint, node.parent
+            if above is not None and above.slot != NO_STATE:
+                if above.num_used < 2:
+                    self.dispense_with(above)
+                else:
+                    self.touch(above)
         self.touch(checkpoint)
-        above = checkpoint.above
-        while above is not None and above.num_used < 2 and above in self._plain:
-            self.dispense_with(above)
-            above = above.above
 
     def touch(self, checkpoint: Checkpoint) -> None:
         """A kept checkpoint is the most recently used."""
@@ -210,5 +214,5 @@ class StateSlots:
 def _unlink(checkpoint: Checkpoint) -> None:
     if checkpoint.node is not None:
         checkpoint.node.checkpoint = None
-    checkpoint.node = checkpoint.above = None
+        checkpoint.node = None
     checkpoint.slot, checkpoint.ready = NO_STATE, False

@@ -33,14 +33,12 @@ class Checkpoint(msgspec.Struct, eq=False, gc=False):
 
     Attributes:
         node: the end of the path; None while, or as soon as, nobody is to find it.
-        above: the one before it on its path, as far as known.
         slot: where it is; NO_STATE while it is only promised, and once it was dropped.
         ready: the slot has the state.
         num_used: how many sequences began with it.
     """
 
     node: Node | None = None
-    above: Checkpoint | None = None
     slot: int = NO_STATE
     ready: bool = False
     num_used: int = 0

@@ -100,7 +100,6 @@ class _Kept:
     Attributes:
         positions: in its prompt, where its state is still to be kept, falling.
         last: the deepest position on its path where it is kept.
-        above: the checkpoint there, if it is in the tree.
         promised: by position, checkpoints that others may wait for.
         placed: checkpoints that it has put into the tree.
         trail: the latest state of its output. The tree has no node for it yet.
@@ -109,7 +108,6 @@ class _Kept:
 
     positions: list[int]
     last: int
-    above: Checkpoint | None
     promised: dict[int, Checkpoint] = field(default_factory=dict)
     placed: list[Checkpoint] = field(default_factory=list)
     trail: Checkpoint = field(default_factory=Checkpoint)
@@ -117,7 +115,7 @@ class _Kept:
 
     def place(self, checkpoint: Checkpoint, position: int) -> None:
         self.placed.append(checkpoint)
-        self.above, self.last = checkpoint, position
+        self.last = position
 
 
 class RecurrentStates:
@@ -165,7 +163,7 @@ class RecurrentStates:
         # It computes known tokens again, as it found them without their state.
         cache = self._cache
         cache.join(seq.kv, cache.num_pages - cache.pages_for(seq.output.max_length))
-        kept = self._kept[seq.slot] = _Kept(self._positions(seq, start), start, found)
+        kept = self._kept[seq.slot] = _Kept(self._positions(seq, start), start)
         for position in kept.positions:
             self._promise(seq, kept, position)
         self._set_next(seq, kept)
@@ -261,7 +259,7 @@ class RecurrentStates:
         node = self._cache.node_at(seq.kv, position // self._page_size)
         if node is None:
             return False
-        if checkpoint := self._slots.promise(node, kept.above):
+        if checkpoint := self._slots.promise(node):
             kept.promised[position] = checkpoint
         return True
 
@@ -302,7 +300,7 @@ class RecurrentStates:
             node = None
             if position % self._page_size == 0 and self._cache.prefix_caching:
                 node = self._cache.node_at(seq.kv, position // self._page_size)
-            checkpoint = self._slots.promise(node, kept.above) if node is not None else None
+            checkpoint = self._slots.promise(node) if node is not None else None
         if checkpoint is None or checkpoint.node is None:
             return False
         self._slots.keep(checkpoint, slot)
@@ -315,4 +313,4 @@ class RecurrentStates:
             return
         node = self._cache.node_at(seq.kv, kept.trail_at // self._page_size)
         if node is not None and self._slots.attach(kept.trail, node):
-            kept.trail.above, kept.trail.ready = kept.above, True
+            kept.trail.ready = True

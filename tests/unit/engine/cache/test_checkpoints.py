@@ -55,12 +55,12 @@ class SlotsMachine(RuleBasedStateMachine):
 
     @rule(below=st.integers(0, 99))
     def promise(self, below: int) -> None:
-        node = Node(None, b"", 0, ready=True)
-        known = [*self.kept, *self.replaced]
-        checkpoint = self.slots.promise(node, known[below % len(known)] if known else None)
+        known = [each.node for each in (*self.kept, *self.replaced) if each.node is not None]
+        node = Node(known[below % len(known)] if known else None, b"", 0, ready=True)
+        checkpoint = self.slots.promise(node)
         assert checkpoint is not None
         assert node.checkpoint is checkpoint
-        assert self.slots.promise(node, None) is None
+        assert self.slots.promise(node) is None
         self.promised.append(checkpoint)
 
     @precondition(lambda self: self.taken)
@@ -83,16 +83,20 @@ class SlotsMachine(RuleBasedStateMachine):
     def use(self, which: int) -> None:
         known = [*self.kept, *self.replaced]
         checkpoint = known[which % len(known)]
+        self.slots.use(checkpoint)
+        node = checkpoint.node.parent if checkpoint.node is not None else None
+        while node is not None:
+            if (above := node.checkpoint) in (*self.kept, *self.replaced):
+                assert above is not None
+                self.move(above, self.kept if above.num_used > 1 else self.replaced)
+            node = node.parent
+        self.move(checkpoint, self.kept)
+
+    def move(self, checkpoint: Checkpoint, where: list[Checkpoint]) -> None:
         for order in (self.kept, self.replaced):
             if checkpoint in order:
                 order.remove(checkpoint)
-        self.kept.append(checkpoint)
-        above = checkpoint.above
-        self.slots.use(checkpoint)
-        while above in self.kept and above.num_used < 2:
-            self.kept.remove(above)
-            self.replaced.append(above)
-            above = above.above
+        where.append(checkpoint)
 
     @precondition(lambda self: self.kept or self.replaced or self.promised)
     @rule(which=st.integers(0, 99))
@@ -156,7 +160,7 @@ class Kept:
         self.tree.unlock(end)
 
     def keep(self, node: Node, *, ready: bool = True) -> Checkpoint:
-        checkpoint, slot = self.slots.promise(node, None), self.slots.take()
+        checkpoint, slot = self.slots.promise(node), self.slots.take()
         assert checkpoint is not None
         assert slot is not None
         self.slots.keep(checkpoint, slot)
@@ -237,24 +241,21 @@ def test_an_ended_pin_is_as_old_as_it_is() -> None:
     assert (kept.found([1, 2])[0], kept.found([4, 5])[0], kept.found([7, 8])[0]) == (0, 0, 2)
 
 
-def test_what_a_longer_one_replaced_goes_first_unless_it_was_used_twice() -> None:
-    slots = StateSlots(4)
-    chain: list[Checkpoint] = []
-    for _ in range(4):
-        checkpoint = slots.promise(Node(None, b"", 0, ready=True), chain[-1] if chain else None)
-        slot = slots.take()
-        assert checkpoint is not None
-        assert slot is not None
-        slots.keep(checkpoint, slot)
-        chain.append(checkpoint)
-    slots.use(chain[0])
-    slots.use(chain[0])
-    slots.use(chain[3])
-    order: list[int] = []
-    for _ in range(4):
-        slots.take()
-        order += [i for i in range(4) if chain[i].node is None and i not in order]
-    assert order == [2, 1, 0, 3]
+def test_what_a_longer_one_replaced_goes_first_and_what_several_use_goes_with_it() -> None:
+    kept = Kept(num_states=5)
+    kept.add([1, 2, 3, 4], 1, 2, 3, 4)
+    kept.add([9], 1)
+    nodes = list(path(kept.tree.match(array("i", [1, 2, 3, 4, -1]), b"").node))
+    fourth, _, second, first = [node.checkpoint for node in nodes[:-1]]
+    for used in (first, first, second, fourth):
+        assert used is not None
+        kept.slots.use(used)
+    order = []
+    for _ in range(5):
+        kept.slots.take()
+        left = {node.depth for node in nodes if node.checkpoint is not None}
+        order.append((*sorted(left), "other") if kept.found([9])[0] else tuple(sorted(left)))
+    assert order == [(1, 2, 4, "other"), (1, 4, "other"), (1, 4), (4,), ()]
 
 
 def test_ten_thousand_checkpoints_are_evicted_in_no_time() -> None:

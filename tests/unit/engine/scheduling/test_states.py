@@ -280,6 +280,31 @@ def test_few_slots_are_kept_for_the_ends_of_chats() -> None:
     assert few >= 0.95 * many
 
 
+def test_a_common_beginning_stays_while_one_of_its_chats_goes_on_and_on() -> None:
+    served = Served(num_states=6, max_num_seqs=1)
+    served.device = Light(served.sched.limits)
+    shared = words(0, 100)
+    for i in range(1, 5):
+        seq = served.serve([*shared, *words(i, 40)])
+    assert seq.num_cached == 100
+    chat = seq.tokens
+    for turn in range(5, 11):
+        chat = served.serve([*chat, *words(turn, 30)], 30).tokens
+    assert served.sched.cache.states.num_evicted > 0
+    assert served.serve([*shared, *words(30, 40)]).num_cached == 100
+
+
+def test_a_pinned_prefix_keeps_its_state_through_a_crowd_of_others() -> None:
+    served = Served(num_states=6, max_num_seqs=2)
+    served.device = Light(served.sched.limits)
+    pinned = served.serve(words(1, 100), cache_ttl_s=1000.0)
+    plain = served.serve(words(2, 100))
+    for i in range(3, 12):
+        served.serve(words(i, 100))
+    assert served.serve([*pinned.tokens, 5]).num_cached == 88
+    assert served.serve([*plain.tokens, 5]).num_cached == 0
+
+
 def test_what_nobody_wants_again_pushes_nothing_out() -> None:
     served = Served(num_states=3, max_num_seqs=1)
     first = served.serve(words(1, 100), 1)
