@@ -14,10 +14,7 @@ To add a model:
 from __future__ import annotations
 
 import importlib
-import re
-from collections.abc import Iterable
-from difflib import get_close_matches
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from asyncllm.errors import ModelError
 from asyncllm.models.config.base import Config
@@ -26,6 +23,7 @@ from asyncllm.models.config.gemma4 import Gemma4Config, Gemma4UnifiedConfig
 from asyncllm.models.config.glm import Glm4MoeConfig, GlmConfig
 from asyncllm.models.config.gpt_oss import GptOssConfig
 from asyncllm.models.config.granite import GraniteConfig, GraniteMoeConfig
+from asyncllm.models.config.lfm2 import Lfm2Config, Lfm2MoeConfig
 from asyncllm.models.config.llama import LlamaConfig, SeedOssConfig, SmolLM3Config
 from asyncllm.models.config.mistral import Ministral3Config, MistralConfig, MixtralConfig
 from asyncllm.models.config.olmo import Olmo2Config, Olmo3Config, OlmoeConfig
@@ -42,6 +40,7 @@ from asyncllm.models.config.qwen import (
 )
 from asyncllm.models.config.qwen3_next import Qwen3_5Config, Qwen3_5MoeConfig, Qwen3NextConfig
 from asyncllm.models.config.starcoder2 import Starcoder2Config
+from asyncllm.models.unsupported import lacking, nearest
 
 if TYPE_CHECKING:
     from asyncllm.models.base import CausalLM
@@ -165,6 +164,8 @@ FAMILIES = (
         ("Qwen3_5MoeForCausalLM",),
         multimodal=("Qwen3_5MoeForConditionalGeneration",),
     ),
+    Family("LFM2", "lfm2", "Lfm2ForCausalLM", Lfm2Config, ("Lfm2ForCausalLM",)),
+    Family("LFM2-MoE", "lfm2", "Lfm2ForCausalLM", Lfm2MoeConfig, ("Lfm2MoeForCausalLM",)),
     Family("Gemma", "gemma", "GemmaForCausalLM", GemmaConfig, ("GemmaForCausalLM",)),
     Family(
         "Gemma 2",
@@ -273,69 +274,3 @@ def model_class(architecture: str) -> type[CausalLM]:
     module = importlib.import_module(f"asyncllm.models.families.{family.module}")
     found: type[CausalLM] = getattr(module, family.name)
     return found
-
-
-#: A pattern of names, and what those models need; the first that matches holds.
-_NEEDS: Final = (
-    (
-        r"Deepseek(V2|V3|V4|VL)|Kimi|Glm4MoeLite|GlmMoeDsa|MiniCPM3|Mistral4|LongcatFlash",
-        "multi-head latent attention (MLA)",
-    ),
-    (
-        r"OlmoHybrid|KimiLinear",
-        "layers with a recurrent state (delta nets of another kind)",
-    ),
-    (
-        r"Mamba|Jamba|Bamba|FalconH1|NemotronH|Zamba|GraniteMoeHybrid|Lfm2|Plamo2|Rwkv|xLSTM"
-        r"|RecurrentGemma|MiniMaxText|MiniMaxM1",
-        "layers with a recurrent or convolutional state",
-    ),
-    (r"Gemma4\w*Assistant", "the keys and values of the model that it drafts for"),
-    (r"Gemma3n", "layers that several residual streams share (AltUp)"),
-    (r"Mllama", "layers that attend to images (cross-attention)"),
-    (r"Phi4M(M|ultimodal)", "adapters (LoRA) for images and sound"),
-    (r"Llama4", "chunked attention and its experts"),
-    (r"T5|Bart|Whisper|Marian|Pegasus|Florence|Moonshine", "an encoder beside the decoder"),
-    (r"\w*(Bert|Roberta|Deberta|Electra|MPNet)|XLM|Gemma3TextModel", "bidirectional attention"),
-    (r"Cohere|Command", "attention and MLP side by side (a parallel block), with layer norms"),
-    (
-        r"GPTNeoX|GPTJ|Falcon(ForCausalLM|Model)|Phi(ForCausalLM|Model)",
-        "attention and MLP side by side (a parallel block)",
-    ),
-    (r"Bloom|MPT", "attention biases by distance (ALiBi)"),
-    (r"ChatGLM", "code that comes with the checkpoint; those named -hf do without it"),
-    (r"\w+(For(Sequence|Token)Classification|RewardModel)", "a head that gives scores"),
-)
-
-#: How alike two names are that differ in spelling only.
-_SAME_NAME: Final = 0.8
-
-
-def lacking(architecture: str) -> str:
-    """``": it needs X, which asyncllm does not have"``, or "" if that is not known."""
-    for pattern, needs in _NEEDS:
-        if re.match(pattern, architecture):
-            return f": it needs {needs}, which asyncllm does not have"
-    return ""
-
-
-def nearest(architecture: str, served: Iterable[str]) -> str:
-    """``"; the nearest that is served is X"``, or "" if none has a similar name."""
-    candidates = {_stem(name): name for name in reversed(list(served))}
-    stem = _stem(architecture)
-    same_word = [other for other, name in candidates.items() if _word(name) == _word(architecture)]
-    near = get_close_matches(stem, same_word, n=1, cutoff=0.0)
-    near = near or get_close_matches(stem, candidates, n=1, cutoff=_SAME_NAME)
-    return f"; the nearest that is served is {candidates[near[0]]}" if near else ""
-
-
-def _stem(architecture: str) -> str:
-    """Its name without what it is for, in small letters."""
-    purpose = r"(for(causallm|conditionalgeneration|\w+classification)|lmheadmodel|model)$"
-    return re.sub(purpose, "", architecture.lower())
-
-
-def _word(architecture: str) -> str:
-    """The first word of its name, which is that of its family: Qwen of Qwen3MoeForCausalLM."""
-    found = re.match(r"[A-Z]+[a-z]*", architecture)
-    return found.group() if found else architecture

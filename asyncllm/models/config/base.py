@@ -21,6 +21,8 @@ Size = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
 SizeOrZero = Annotated[int, msgspec.Meta(ge=0, le=2**20)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 Window = Annotated[int, msgspec.Meta(ge=0, le=2**31)]  # 0: none
+#: Tokens that a short convolution sees.
+Width = Annotated[int, msgspec.Meta(ge=2, le=16)]
 MAX_LENGTH = 2**25
 Length = Annotated[int, msgspec.Meta(ge=1, le=MAX_LENGTH)]
 VocabSize = Annotated[int, msgspec.Meta(ge=1, le=2**24)]

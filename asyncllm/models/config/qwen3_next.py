@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
-
-import msgspec
+from typing import ClassVar
 
 from asyncllm.errors import ModelError
 from asyncllm.models.config.base import (
@@ -16,10 +14,8 @@ from asyncllm.models.config.base import (
     Size,
     SizeOrZero,
     StateShape,
+    Width,
 )
-
-#: Tokens that a short convolution sees.
-Width = Annotated[int, msgspec.Meta(ge=2, le=16)]
 
 
 class Qwen3NextConfig(MoeConfig, frozen=True, kw_only=True):

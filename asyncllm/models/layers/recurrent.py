@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from asyncllm.attention.base import ForwardBatch
+from asyncllm.kernels.recurrent.convolution import short_convolution
 from asyncllm.kernels.types import Norm
 from asyncllm.models.config.base import StateShape
-from asyncllm.models.layers.linear import Kept
+from asyncllm.models.layers.linear import FusedLinear, Kept, RowLinear
 from asyncllm.models.layers.parameter import Packed, Placement, Stored
 from asyncllm.models.quant.place import Place
 
@@ -80,3 +81,37 @@ class HeadNumbers(Packed):
     def parts(self) -> Iterator[tuple[str, Place]]:
         for name, values in self.named_parameters():
             yield name, self.heads.place(0, values)
+
+
+class GatedConvolution(RecurrentLayer):
+    """LFM2's: three projections B, C and x of the input, and C times the convolution of B x.
+
+    Args:
+        layer: its number.
+        width: tokens that the convolution sees.
+    """
+
+    def __init__(self, size: int, width: int, layer: int, place: Placement, *, bias: bool):
+        super().__init__()
+        own = Kept.share(size, "hidden_size", place.ranks)
+        self.layer = layer
+        self.in_proj = FusedLinear(size, {"in_proj": Kept.of(own, own, own)}, place, bias=bias)
+        self.conv1d = ShortConvolution(own, width, place, bias=bias)
+        self.out_proj = RowLinear(own, size, place, bias=bias)
+        self.state = StateShape(own.size, width)
+
+    def forward(
+        self,
+        x: Tensor,
+        rope: Tensor | None,
+        batch: ForwardBatch,
+        *,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        state, rows = batch.recurrent(self.layer)
+        before, after, inner = self.in_proj(x, norm=norm).chunk(3, dim=1)
+        weight, bias = self.conv1d.weight, self.conv1d.bias
+        mixed = short_convolution(before * inner, weight, bias, state.inputs, rows, silu=False)
+        out: Tensor = self.out_proj(batch.needed(after * mixed), residual=residual)
+        return out

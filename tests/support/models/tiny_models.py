@@ -198,6 +198,29 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [1],
         },
     ),
+    "lfm2": (
+        "Lfm2Config",
+        {
+            **_ROTARY,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "block_multiple_of": 16,
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "lfm2_moe": (
+        "Lfm2MoeConfig",
+        {
+            **_ROTARY,
+            **_EXPERTS,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "num_experts": 8,
+            "moe_intermediate_size": 48,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
     "qwen3_5_moe_vision": (
         "Qwen3_5MoeConfig",
         {
@@ -467,7 +490,9 @@ def randomize(model: nn.Module, seed: int, std: float = 0.15) -> None:
             else:
                 parameter.add_(values * 0.1)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(".expert_bias"):  # transformers chooses by numbers in 16 bits
+                buffer.copy_(torch.randn(buffer.shape, generator=generator))
+            elif name.endswith("e_score_correction_bias"):
                 buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.1)
             elif name.endswith("layer_scalar"):
                 buffer.copy_(1 + torch.randn(buffer.shape, generator=generator) * 0.1)
