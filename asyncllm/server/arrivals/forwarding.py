@@ -16,7 +16,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from asyncllm.errors import NotReady
-from asyncllm.server.arrivals.routed import REPLICA, REPLICAS, Routed, RoutedConnection, routed_of
+from asyncllm.server.arrivals.names import NUMBERS
+from asyncllm.server.arrivals.routed import Routed, RoutedConnection, routed_of
 from asyncllm.server.http.answer import json_response
 from asyncllm.server.http.middleware import request_id
 from asyncllm.server.http.route import BY_HANDLER
@@ -73,7 +74,7 @@ async def answer_seek(request: web.Request, handler: Handler) -> web.StreamRespo
         return await handler(request)
     _logged_elsewhere()
     came = route.came(request, unquote(request.headers[SEEK]))
-    return json_response({"replica": request.app[REPLICA], "came": came})
+    return json_response({"replica": request.app[NUMBERS].replica, "came": came})
 
 
 def send_home(request: web.Request, home: int | None, body: bytes | bytearray = b"") -> None:
@@ -87,8 +88,8 @@ def send_home(request: web.Request, home: int | None, body: bytes | bytearray = 
         SentHome: the other replica answers it.
         NotReady: the connection cannot pass to the other replica now.
     """
-    app, protocol, transport = request.app, request.protocol, request.transport
-    if home is None or home == app.get(REPLICA) or home >= app.get(REPLICAS, 0):
+    numbers, protocol, transport = request.app[NUMBERS], request.protocol, request.transport
+    if home is None or home == numbers.replica or home >= numbers.replicas:
         return
     if not isinstance(protocol, RoutedConnection) or protocol.routed is None:
         return

@@ -17,15 +17,17 @@ _RESPONSE: Final = re.compile(r"resp_[0-9a-f]{30}([0-9a-f]{2})")
 
 
 class Numbers(NamedTuple):
-    """Makes numbers of requests that no other replica gives, and no process before or after.
+    """Makes names of requests that no other replica gives, and no process before or after.
 
     Attributes:
         replica: which of several this is; None if there is one server.
         restarts: how many processes have died here before.
+        replicas: how many have the same front; 0 without one.
     """
 
     replica: int | None = None
     restarts: int = 0
+    replicas: int = 0
 
     def shown(self, number: int) -> int:
         """As clients see it; ``number`` is the engine's, which begins at 1 in each process."""
@@ -41,6 +43,11 @@ class Numbers(NamedTuple):
         restarts, number = divmod(shown, MOST_REQUESTS)
         return number if restarts == self.restarts else None
 
+    def new_id(self) -> str:
+        """32 hexadecimal digits, of which the last two are the replica, if there are several."""
+        id = uuid.uuid4().hex
+        return id if self.replica is None else f"{id[:-2]}{self.replica:02x}"
+
 
 #: Of the process that serves.
 NUMBERS: Final = web.AppKey("asyncllm_numbers", Numbers)
@@ -53,12 +60,6 @@ def home_of_number(shown: str) -> int | None:
 
 def is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 19
-
-
-def new_id(replica: int | None) -> str:
-    """32 hexadecimal digits, the last two of which are those of the replica, if there is one."""
-    id = uuid.uuid4().hex
-    return id if replica is None else f"{id[:-2]}{replica:02x}"
 
 
 def home_of_id(id: str) -> int | None:

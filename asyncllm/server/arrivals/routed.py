@@ -274,23 +274,14 @@ async def begin(request: web.Request, response: web.StreamResponse) -> None:
 #: In base 64.
 LAST_WORDS_HEADER: Final = "X-Asyncllm-Last-Words"
 
-#: Which of several replicas this is, and how many numbers they have.
-REPLICA: Final = web.AppKey("asyncllm_replica", int)
-REPLICAS: Final = web.AppKey("asyncllm_replicas", int)
 
-
-def add_routing(
-    app: web.Application, replica: int, count: int, restarts: int, has_died: Callable[[], bool]
-) -> None:
+def add_routing(app: web.Application, numbers: Numbers, has_died: Callable[[], bool]) -> None:
     """To be called before the application serves.
 
     Args:
-        count: how many replicas there are.
-        restarts: how many processes have died in the place of this one.
         has_died: whether requests that are not answered yet should go elsewhere.
     """
-    app[REPLICA], app[REPLICAS] = replica, count
-    app[NUMBERS] = Numbers(replica, restarts)
+    app[NUMBERS] = numbers
     app[KIND] = RoutedConnection
     app[HAND_OVER] = ReturnToFront(has_died)
     app.on_response_prepare.append(begin)
@@ -301,7 +292,6 @@ def add_number(app: web.Application, replica: int) -> None:
 
     Answers that stream have their last words in a header, ``LAST_WORDS_HEADER``.
     """
-    app[REPLICA] = replica
     app[NUMBERS] = Numbers(replica)
     app.on_response_prepare.append(_say_last_words)
 
@@ -324,7 +314,7 @@ def leave_last_words(request: web.Request, write: Callable[[Exception], bytes]) 
     Args:
         write: makes frames of an error; it must not depend on what follows, nor change it.
     """
-    if REPLICA in request.app:
+    if request.app[NUMBERS].replica is not None:
         request[LAST_WORDS] = write(LOST)
 
 

@@ -130,9 +130,8 @@ class FromFront(ConnectionSource):
         self, app: web.Application, has_died: Callable[[], bool], how: Callable[[], bytes]
     ) -> None:
         parent = self._parent
-        assert parent.replica is not None
         self._how = how
-        add_routing(app, parent.replica, parent.num_replicas, parent.restarts, has_died)
+        add_routing(app, Numbers(parent.replica, parent.restarts, parent.num_replicas), has_died)
         app.middlewares.append(forward)
 
     async def begin(self, listener: Listener, tls: Tls | None) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from asyncllm.errors import BadRequest
-from asyncllm.server.arrivals.names import new_id
+from asyncllm.server.arrivals.names import Numbers
 from asyncllm.server.chat.adapter import generating_fields, tool_call
 from asyncllm.server.chat.requests import ChatRequest, NamedSchema, ResponseFormat
 from asyncllm.server.http.parse import unsupported
@@ -142,7 +142,7 @@ def response_of(
     chat: ChatRequest,
     params: SamplingParams,
     model: str,
-    replica: int | None = None,
+    numbers: Numbers,
 ) -> Response:
     """The response before it is generated; of one of several replicas, its id names it."""
     effort = None if body.reasoning is None else body.reasoning.effort
@@ -151,7 +151,7 @@ def response_of(
         given = getattr(body, name)
         repeated[name] = given if isinstance(given, str) else None
     return Response(
-        id=f"resp_{new_id(replica)}",
+        id=f"resp_{numbers.new_id()}",
         created_at=int(time.time()),
         status="queued" if body.background else "in_progress",
         background=bool(body.background),

@@ -11,8 +11,7 @@ from aiohttp import web
 
 from asyncllm.errors import BadRequest
 from asyncllm.server.arrivals.forwarding import seek
-from asyncllm.server.arrivals.names import home_of_id
-from asyncllm.server.arrivals.routed import REPLICA
+from asyncllm.server.arrivals.names import NUMBERS, home_of_id
 from asyncllm.server.chat.adapter import renamed
 from asyncllm.server.chat.conversation import Conversation, open_conversation
 from asyncllm.server.chat.large import caller_of_loop, read_large
@@ -133,7 +132,7 @@ async def _respond(
             conversation = conversation._replace(tools=())
             make = partial(CompactionReply, kept=items if only_compacts else None)
         reply = make(
-            conversion.response_of(body, chat, params, model, request.app.get(REPLICA)),
+            conversion.response_of(body, chat, params, model, request.app[NUMBERS]),
             conversation,
             offers=offers,
             streams=bool(body.stream),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from aiohttp import HttpVersion11
 
+from asyncllm.server.arrivals.names import NUMBERS, Numbers
 from asyncllm.server.http import slow_clients
 from asyncllm.server.http.middleware import ARRIVED, request_id
 from asyncllm.server.http.traffic import TRAFFIC, Traffic
@@ -46,7 +47,7 @@ class FakeRequest(dict[Any, Any]):
     def __init__(self, transport: Transport):
         super().__init__({ARRIVED: 0.0})
         self.transport = transport
-        self.app = {TRAFFIC: Traffic(), WRITE_TIMES: WriteTimes()}
+        self.app = {NUMBERS: Numbers(), TRAFFIC: Traffic(), WRITE_TIMES: WriteTimes()}
 
 
 class Texts:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncllm.server.arrivals.names import Numbers
 from asyncllm.server.chat.conversation import Conversation
 from asyncllm.server.chat.requests import ChatRequest
 from asyncllm.server.responses.conversion import response_of
@@ -33,7 +34,7 @@ def reply(
     kept: list[Any], *, streams: bool, scored: bool = False, reads: bool = True
 ) -> ResponseReply:
     chat = ChatRequest(messages=[])
-    response = response_of(ResponsesRequest(input=""), chat, SamplingParams(), "m")
+    response = response_of(ResponsesRequest(input=""), chat, SamplingParams(), "m", Numbers())
     response.id = "resp_1"
     reader, tools = (READER, TOOLS) if reads else (PLAIN, [])
     conversation = Conversation([1], SamplingParams(), reader, tools, "")
