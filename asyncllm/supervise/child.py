@@ -9,6 +9,7 @@ import time
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from asyncllm.supervise.signals import HANDLED, STOPS
@@ -45,6 +46,7 @@ SEND_SECONDS: Final = 0.01
 MESSAGE_BYTES: Final = 16 * 1024
 
 
+@dataclass(eq=False)
 class Parent:
     """What a serving process inherits from the one that supervises it.
 
@@ -60,25 +62,15 @@ class Parent:
         took_over_at: when a standby became the server, by ``time.monotonic``.
     """
 
-    def __init__(
-        self,
-        sockets: Sequence[socket.socket],
-        channel: socket.socket,
-        restarts: int = 0,
-        replica: int | None = None,
-        memory: bytes = b"",
-        *,
-        num_replicas: int = 1,
-        is_standby: bool = False,
-    ):
-        self.sockets = sockets
-        self.restarts = restarts
-        self.replica = replica
-        self.num_replicas = num_replicas
-        self.channel = channel
-        self.memory = memory
-        self.is_standby = is_standby
-        self.took_over_at: float | None = None
+    sockets: Sequence[socket.socket]
+    channel: socket.socket
+    restarts: int = 0
+    replica: int | None = None
+    memory: bytes = b""
+    _: KW_ONLY
+    num_replicas: int = 1
+    is_standby: bool = False
+    took_over_at: float | None = None
 
     def stand_by(self) -> None:
         """Returns when this process is to serve; ends it if there will be nothing to do."""

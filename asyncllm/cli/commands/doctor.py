@@ -102,7 +102,7 @@ examples:
 def run(args: argparse.Namespace) -> int:
     config = config_from_args(args, EngineConfig)
     if args.gpu is not None:
-        _check_gpus(args)
+        _gpus(args)  # an unknown one is said first
     folder, spec = _model(config)  # what is wrong with it is said before torch is imported
 
     import msgspec
@@ -148,23 +148,14 @@ def _load(text: str) -> LoadPlan:
         raise argparse.ArgumentTypeError(error.message) from None
 
 
-def _check_gpus(args: argparse.Namespace) -> None:
-    """An unknown GPU is a usage error."""
-    from asyncllm.lab.planning.gpus import find_planned
-
-    try:
-        for name in args.gpu:
-            find_planned(name)
-    except BadRequest as error:
-        usage_error(args, f"--gpu: {error.message}")
-
-
 def _gpus(args: argparse.Namespace) -> list[str]:
     """The names of --gpu, or that of the GPU here; an unknown one is a usage error."""
-    from asyncllm.lab.planning.gpus import gpu_here
+    from asyncllm.lab.planning.gpus import find_planned, gpu_here
 
     try:
         names: list[str] = args.gpu or [gpu_here()]
+        for name in names:
+            find_planned(name)
     except BadRequest as error:
         usage_error(args, f"--gpu: {error.message}")
     return names

@@ -8,6 +8,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from asyncllm.engine.requests.live import SINK_ERRORS
@@ -20,6 +21,7 @@ from asyncllm.types.beam_search import Beam
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class Request:
     """One that a replica has.
 
@@ -30,32 +32,16 @@ class Request:
         num_generated: tokens.
     """
 
-    __slots__ = (
-        "arrived",
-        "has_begun",
-        "has_moved",
-        "message",
-        "num_generated",
-        "number",
-        "placed",
-        "prompt",
-        "scheduling",
-        "sink",
-    )
-
-    def __init__(
-        self, number: int, sink: Any, prompt: array[int], scheduling: SchedulingParams, message: Any
-    ):
-        self.number = number
-        self.sink = sink
-        self.prompt = prompt
-        self.scheduling = scheduling
-        self.message = message
-        self.placed: Placed | None = None
-        self.has_begun = False
-        self.has_moved = False
-        self.num_generated = 0
-        self.arrived = time.perf_counter()
+    number: int
+    sink: Any
+    prompt: array[int]
+    scheduling: SchedulingParams
+    message: Any
+    placed: Placed | None = None
+    has_begun: bool = False
+    has_moved: bool = False
+    num_generated: int = 0
+    arrived: float = field(default_factory=time.perf_counter)
 
     def emit(self, delta: TokenDelta) -> bool:
         """Returns whether it could be delivered: a sink that raises loses its own request only."""

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Final
@@ -48,6 +49,7 @@ class Room:
         self.left = most
 
 
+@dataclass(slots=True, eq=False)
 class Client:
     """It belongs to the front, which reads its next request, or to a replica, which answers that.
 
@@ -66,36 +68,24 @@ class Client:
         has_moved: another replica was given the request before.
     """
 
-    __slots__ = (
-        "begins_at",
-        "data",
-        "has_begun",
-        "has_moved",
-        "head",
-        "last_words",
-        "leave",
-        "num_first",
-        "number",
-        "placed",
-        "room",
-        "socket",
-        "use",
-    )
-
-    def __init__(self, connection: socket.socket, number: int, room: Room):
-        self.socket = connection
-        self.number = number
-        self.room = room
-        self.use = Use.FREELY
-        self.leave: Callable[[], bool] = lambda: False
-        self.placed: Placed | None = None
-        self.data = bytearray()
-        self.reset()
+    socket: socket.socket
+    number: int
+    room: Room
+    use: Use = Use.FREELY
+    leave: Callable[[], bool] = lambda: False
+    placed: Placed | None = None
+    data: bytearray = field(default_factory=bytearray)
+    head: Head | None = None
+    num_first: int = 0
+    has_begun: bool = False
+    begins_at: int = 0
+    has_moved: bool = False
+    last_words: bytes = b""
 
     def reset(self) -> None:
         """The next request begins."""
         self.drop()
-        self.head: Head | None = None
+        self.head = None
         self.num_first = 0
         self.has_begun = False
         self.begins_at = 0
