@@ -5,7 +5,6 @@ One test: starting Ray takes longer than all the rest.
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -30,9 +29,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 @pytest.fixture
-def address(python_path: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def address(ray_env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Of a Ray that two nodes have joined, with room for one replica and its front."""
-    monkeypatch.setenv("PYTHONPATH", python_path)
+    for name, value in ray_env.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
@@ -44,12 +44,11 @@ def address(python_path: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         cluster.shutdown()
 
 
-async def test_a_replica_on_two_machines(address: str) -> None:
+async def test_a_replica_on_two_machines(address: str, ray_env: dict[str, str]) -> None:
     async with AsyncLLM(device="cpu", dtype="float32", cpu_threads=1) as llm:
         expected = await llm.generate(CHAT, SamplingParams(temperature=0.0))
-    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     options = "--tp", "2", "--machines", "2", "--dtype", "float32", "--cpu-threads", "1"
-    running = ServerProcess("--ray", *options, env={**env, "RAY_ADDRESS": address})
+    running = ServerProcess("--ray", *options, env={**ray_env, "RAY_ADDRESS": address})
     with openai.OpenAI(base_url=f"{running.url}/v1", api_key="any", max_retries=0) as client:
         stream = client.chat.completions.create(
             model=MODEL, messages=CHAT, stream=True, temperature=0.0

@@ -5,7 +5,6 @@ One server for all tests: starting Ray takes longer than all of them.
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -31,11 +30,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def server(python_path: str) -> Iterator[ServerProcess]:
-    # Not the Ray that somebody else may run on this machine.
-    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    env["RAY_ADDRESS"] = "local"
-    env["PYTHONPATH"] = python_path
+def server(ray_env: dict[str, str]) -> Iterator[ServerProcess]:
+    env = {**ray_env, "RAY_ADDRESS": "local"}
     running = ServerProcess("--ray", "--replicas", "2", "--api-key", "secret", env=env)
     yield running
     processes = psutil.Process(running.process.pid).children(recursive=True)
@@ -107,7 +103,16 @@ def test_a_conversation_stays_where_its_prefix_is_cached(client: openai.OpenAI) 
         assert cached > answer.usage.prompt_tokens // 3
 
 
-def test_all_replicas_answer_what_concerns_all(server: ServerProcess) -> None:
+def test_all_replicas_answer_what_concerns_all(
+    server: ServerProcess, client: openai.OpenAI
+) -> None:
+    end = time.monotonic() + SECONDS
+    while {row["replica"] for row in get(server, "/live").json()["ended"]} != {0, 1}:
+        assert time.monotonic() < end, "all requests go to one replica"
+        with ThreadPoolExecutor(2) as pool:
+            for i in range(2):
+                prompt = f"{i}: {time.monotonic()}"
+                pool.submit(client.completions.create, model=MODEL, prompt=prompt, max_tokens=20)
     health = get(server, "/health", auth="").json()
     assert (health["status"], len(health["replicas"])) == ("idle", 2)
     assert get(server, "/ready").json() == {"status": "ready", "replicas": 2, "replicas_ready": 2}
