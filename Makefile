@@ -42,7 +42,7 @@ test:
 	@$(MAKE) --no-print-directory sizes
 
 tests: $(VENV)/.serve-test
-	MAKEFLAGS= $(PYTEST)
+	MAKEFLAGS= $(PYTEST) --durations=50
 
 # Tests that measure what is free on a GPU, or divide it, run one after the other.
 test-gpu: $(VENV)/.serve-test

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.support.kernels.device import DEVICE
+
+
+def patch_once() -> None:
+    """Have Triton's interpreter replace the functions of its language here, once for all kernels.
+
+    It would do so at each launch, and at each call of a function by a kernel, which is up to half
+    of the time that kernels take in it.
+    """
+    from triton import language
+    from triton.runtime import interpreter
+
+    modules = {"tl": language, "core": language.core}
+    interpreter._patch_lang(SimpleNamespace(__globals__=modules))
+    interpreter._patch_lang = lambda fn: interpreter._LangPatchScope()
+
+
+if DEVICE == "cpu" and find_spec("triton") is not None:
+    patch_once()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
