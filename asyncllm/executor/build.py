@@ -178,8 +178,7 @@ def _build(
                 sampler.warm_up(dtype)
                 table.warm_up()
             eager = EagerForward(model, backend, states, sampler, table, limits.page_size, device)
-            parts = model, backend, states, eager, sampler, table, limits, device, ranks
-            graphed = _captured(config, *parts)
+            graphed = _captured(config, eager, limits, ranks)
         runner = ModelRunner(graphed or eager, sampler, table, copier, states, device)
     watch.start_serving()
     capture_next = graphed.capture_next if graphed else None
@@ -243,32 +242,24 @@ def _limits(
 
 
 def _captured(
-    config: EngineConfig,
-    model: CausalLM,
-    backend: AttentionBackend,
-    states: StatePool,
-    eager: EagerForward,
-    sampler: Sampler,
-    table: SlotTable,
-    limits: EngineLimits,
-    device: Device,
-    ranks: Ranks,
+    config: EngineConfig, eager: EagerForward, limits: EngineLimits, ranks: Ranks
 ) -> GraphedForward | None:
     """CUDA graphs of the steps that serving starts with; None where there are none."""
+    model, backend = eager.model, eager.backend
     # All ranks, or none: one may lack the kernels.
     can_capture = config.cuda_graphs and isinstance(backend, GraphBackend)
     if not ranks.least(can_capture) or not isinstance(backend, GraphBackend):
         return None
     largest = _captured_tokens(config, model)
     sizes = limits.page_size, limits.max_num_seqs, largest
-    padded = PaddedSteps(model, backend, states, table, *sizes)
-    graphed = GraphedForward(padded, eager, sampler, table, device, limits, ranks)
+    padded = PaddedSteps(model, backend, eager.states, eager.table, *sizes)
+    graphed = GraphedForward(padded, eager, limits, ranks)
     try:
         graphed.capture_first()
     except RanksBroken:
         raise
     except Exception as error:  # compilers and loaders raise various types
-        device.check()
+        eager.device.check()
         reason = str(error).partition("\n")[0]
         log.warning("steps are launched kernel by kernel, as they cannot be captured: %s", reason)
         return None

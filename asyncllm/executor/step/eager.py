@@ -163,26 +163,17 @@ class Samples:
         return cls(tokens, logprobs if any(logprobs) else (), failures=failures)
 
 
+@dataclass(frozen=True, slots=True)
 class EagerForward:
     """``StepForward`` for any rows on any device."""
 
-    def __init__(
-        self,
-        model: CausalLM,
-        backend: AttentionBackend,
-        states: StatePool,
-        sampler: Sampler,
-        table: SlotTable,
-        page_size: int,
-        device: Device,
-    ):
-        self._model = model
-        self._backend = backend
-        self._states = states
-        self._sampler = sampler
-        self._table = table
-        self._page_size = page_size
-        self._device = device
+    model: CausalLM
+    backend: AttentionBackend
+    states: StatePool
+    sampler: Sampler
+    table: SlotTable
+    page_size: int
+    device: Device
 
     def __call__(self, step: StepRows, decode_steps: int = 1) -> Samples | None:
         if step.reads_prompts:
@@ -192,19 +183,19 @@ class EagerForward:
         return Samples.of(done) if done else None
 
     def _run(self, step: StepRows) -> Sampled | None:
-        inputs = upload_step(step, self._table, self._page_size, self._device)
+        inputs = upload_step(step, self.table, self.page_size, self.device)
         return self._sample(self._hidden(step, inputs), step, inputs)
 
     def _run_reading_prompts(self, step: StepRows) -> Samples:
         """A step with prompts that are scored or pooled; it has one decode step."""
-        inputs = upload_step(step, self._table, self._page_size, self._device)
+        inputs = upload_step(step, self.table, self.page_size, self.device)
         num_scored = sum(len(row.targets) for row in step.scored)
         num_pooled = sum(row.end - row.start for row in step.pooled)
         counts = [num_scored, num_pooled, len(step.sampling)]
         scored, pooled, sampling = self._hidden(step, inputs).split(counts)
-        model, logprobs, sums = self._model, None, None
+        model, logprobs, sums = self.model, None, None
         if step.scored:
-            logprobs = PromptLogprobs(self._device, model.logits, scored, step.scored)
+            logprobs = PromptLogprobs(self.device, model.logits, scored, step.scored)
         if step.pooled:
             sums = PooledSums(model.final, pooled, step.pooled)
         sampled = self._sample(sampling, step, inputs)
@@ -218,17 +209,17 @@ class EagerForward:
         batch = ForwardBatch(
             *inputs.tokens,
             sample_rows=inputs.sample_rows,
-            backend=self._backend,
-            plan=self._backend.plan(step.rows, self._table.block_table),
+            backend=self.backend,
+            plan=self.backend.plan(step.rows, self.table.block_table),
             logit_rows=inputs.logit_rows,
-            states=self._states.of_step(step.rows, step.state_slots, self._device.upload),
+            states=self.states.of_step(step.rows, step.state_slots, self.device.upload),
         )
-        hidden: Tensor = self._model(batch)
+        hidden: Tensor = self.model(batch)
         return hidden
 
     def _sample(self, hidden: Tensor, step: StepRows, inputs: StepInputs) -> Sampled | None:
         if len(step.sampling) == 0:
             return None
-        sampled = self._sampler.sample(self._model.logits(hidden), step.slots, step.lengths)
-        self._table.keep_last(inputs.sample_slots, sampled.tokens)
+        sampled = self.sampler.sample(self.model.logits(hidden), step.slots, step.lengths)
+        self.table.keep_last(inputs.sample_slots, sampled.tokens)
         return sampled

@@ -19,14 +19,12 @@ import torch
 from torch import Tensor
 
 from asyncllm.config import EngineLimits
-from asyncllm.executor.device import Device
 from asyncllm.executor.sampling.needs import Level
-from asyncllm.executor.sampling.sampler import Sampled, Sampler
-from asyncllm.executor.step.eager import Samples, StepForward
+from asyncllm.executor.sampling.sampler import Sampled
+from asyncllm.executor.step.eager import EagerForward, Samples
 from asyncllm.executor.step.graph_kinds import GraphKinds, Kind
 from asyncllm.executor.step.inputs import StepRows
 from asyncllm.executor.step.padded_steps import PaddedSteps
-from asyncllm.executor.step.slots import SlotTable
 from asyncllm.parallel.ranks import Alone, Ranks, RanksBroken
 
 log = logging.getLogger(__name__)
@@ -73,18 +71,15 @@ class GraphedForward:
     def __init__(
         self,
         padded: PaddedSteps,
-        eager: StepForward,
-        sampler: Sampler,
-        table: SlotTable,
-        device: Device,
+        eager: EagerForward,
         limits: EngineLimits,
         ranks: Ranks | None = None,
     ):
         self._padded = padded
         self._eager = eager
-        self._sampler = sampler
-        self._table = table
-        self._device = device
+        self._sampler = eager.sampler
+        self._table = eager.table
+        self._device = device = eager.device
         self._ranks = ranks or Alone()
         self._kinds = GraphKinds(
             padded.decode_sizes,

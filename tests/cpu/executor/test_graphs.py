@@ -130,7 +130,7 @@ def make(model: CausalLM, params: RowParams) -> tuple[GraphedForward, EagerForwa
     eager = EagerForward(model, backend, states, sampler, table, PAGE_SIZE, device)
     padded = PaddedSteps(model, backend, states, table, PAGE_SIZE, SLOTS, 128)
     sizes = limits(max_decode_steps=3, multi_step_rows=8)
-    return GraphedForward(padded, eager, sampler, table, device, sizes), eager, device
+    return GraphedForward(padded, eager, sizes), eager, device
 
 
 def tokens(samples: Samples | None, count: int) -> list[list[int]]:
@@ -162,7 +162,7 @@ def test_steps_yield_the_same_with_the_graphs_that_there_are(
     _, eager, _ = make(model, params)
     one_by_one = []
     for i in range(decode_steps):
-        step = StepRows.of(np.array(rows, dtype=np.int32), eager._table).continued(i)
+        step = StepRows.of(np.array(rows, dtype=np.int32), eager.table).continued(i)
         one_by_one += tokens(eager(step), count)
     assert found == one_by_one
 

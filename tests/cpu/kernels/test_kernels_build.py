@@ -174,9 +174,9 @@ mixed_slots = 100
 with recorded_launches(gpus_of([sys.argv[2]])[0]) as variants:
     eager = kernel_discovery.run_steps(read_spec(Path(sys.argv[1])), torch.bfloat16, config)
     discovered = len(variants)
-    eager._table.num_known[:] = 0
+    eager.table.num_known[:] = 0
     for slot in range(mixed_slots, max_rows):
-        eager._sampler.admit(slot, RowParams(top_k=50, stop_ids=(0,)), np.zeros(1, np.int32), 1)
+        eager.sampler.admit(slot, RowParams(top_k=50, stop_ids=(0,)), np.zeros(1, np.int32), 1)
     decodes = (0, *range(1, 10), *range(15, max_rows, max_rows // 25))
     for count, prompts in itertools.product(decodes, (0, 1, 2, 30, 100, 600)):
         if not 0 < count + prompts <= max_rows:
@@ -185,8 +185,8 @@ with recorded_launches(gpus_of([sys.argv[2]])[0]) as variants:
         q_lens = [1] * count + [q_len - i % 2 for i in range(prompts)]
         rows = [(slot, min(slot, length - n), n) for slot, n in enumerate(q_lens)]
         for slot in range(min(len(rows), mixed_slots)):
-            eager._sampler.admit(slot, next(params), np.zeros(1, np.int32), 1)
-        eager(StepRows.of(np.array(rows, dtype=np.int32), eager._table))
+            eager.sampler.admit(slot, next(params), np.zeros(1, np.int32), 1)
+        eager(StepRows.of(np.array(rows, dtype=np.int32), eager.table))
 print(discovered, *(variant.function.__name__ for variant in variants[discovered:]))
 """
 
