@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -111,6 +112,7 @@ def finish_reason(
     return "tool_calls" if made else reason.value
 
 
+@dataclass(slots=True, eq=False)
 class Outbox:
     """Takes events from the readers.
 
@@ -121,30 +123,16 @@ class Outbox:
         spilled: there was content since ``hold``. It is not kept.
     """
 
-    __slots__ = (
-        "_events",
-        "_held",
-        "_kind",
-        "_new_id",
-        "_pieces",
-        "_source",
-        "calls",
-        "open_call",
-        "places",
-        "spilled",
-    )
-
-    def __init__(self, new_id: NewId, source: Source):
-        self._new_id = new_id
-        self._source = source
-        self.places: list[tuple[int, int]] | None = None
-        self._events: list[Event] = []
-        self._held: tuple[int, int] | None = None  # events before ``hold``, and calls
-        self._kind: Callable[[str], Event] | None = None  # of the pieces
-        self._pieces: list[str] = []
-        self.calls = 0
-        self.open_call = False
-        self.spilled = False
+    _new_id: NewId
+    _source: Source
+    calls: int = 0
+    open_call: bool = False
+    places: list[tuple[int, int]] | None = None
+    spilled: bool = False
+    _events: list[Event] = field(default_factory=list)
+    _held: tuple[int, int] | None = None  # events before ``hold``, and calls
+    _kind: Callable[[str], Event] | None = None  # of the pieces
+    _pieces: list[str] = field(default_factory=list)
 
     def content(self, text: str, after: int = 0) -> None:
         """Add content: the text consumed last, except for ``after`` characters behind it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TypeAlias, TypeVar
 
@@ -104,6 +105,7 @@ def markers_of(*markers: str) -> Markers:
 NO_MARKERS = markers_of()
 
 
+@dataclass(slots=True, eq=False)
 class Source:
     """The text that has come and is not consumed.
 
@@ -116,26 +118,15 @@ class Source:
             in it: the first characters of these markers, and ``emit``.
     """
 
-    __slots__ = (
-        "_before",
-        "_ended",
-        "_marks",
-        "_pos",
-        "_read_again",
-        "_text",
-        "cut_off",
-        "waiting",
-    )
-
-    def __init__(self) -> None:
-        self._before = 0  # characters that came before ``_text``
-        self._text = ""
-        self._pos = 0
-        self._ended = False
-        self.cut_off = False
-        self.waiting: tuple[frozenset[str], Emit] | None = None
-        self._read_again = 0  # characters that came again
-        self._marks: list[list[str]] = []  # what has been consumed since each mark, or the next one
+    cut_off: bool = False
+    waiting: tuple[frozenset[str], Emit] | None = None
+    _before: int = 0  # characters that came before ``_text``
+    _text: str = ""
+    _pos: int = 0
+    _ended: bool = False
+    _read_again: int = 0  # characters that came again
+    # What has been consumed since each mark, or the next one.
+    _marks: list[list[str]] = field(default_factory=list)
 
     @property
     def consumed(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from asyncllm.text.parsing.formats import JsonBody
@@ -108,35 +109,27 @@ def _read_inner(source: Source, start: Callable[[], Emit]) -> Steps[None]:
         start()("{}")
 
 
+@dataclass(slots=True, eq=False)
 class JsonCall:
     """One object. Its keys may come in any order: early arguments wait for the name.
 
     Args:
         tools: the names that were offered.
-        start, end: begin a call, and say that its arguments are whole.
+        start_call, end_call: begin a call, and say that its arguments are whole.
         stops: markers that end the object, unless they are within a string.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        body: JsonBody,
-        tools: Container[str],
-        start: Start,
-        end: Callable[[], None],
-        stops: Markers,
-    ):
-        self._source = source
-        self._body = body
-        self._tools = tools
-        self._start_call = start
-        self._end_call = end
-        self._stops = stops
-        self._name: str | None = None
-        self._early: list[str] | None = None  # arguments that came before the name
-        self._begun = False
-        self._whole = False  # the arguments have been read
-        self._has_others = False
+    _source: Source
+    _body: JsonBody
+    _tools: Container[str]
+    _start_call: Start
+    _end_call: Callable[[], None]
+    _stops: Markers
+    _name: str | None = None
+    _early: list[str] | None = None  # arguments that came before the name
+    _begun: bool = False
+    _whole: bool = False  # the arguments have been read
+    _has_others: bool = False
 
     def read(self) -> Steps[bool]:
         """Read the object; False if what follows the arguments is not part of it, and is left.
