@@ -173,7 +173,8 @@ class KeptConnection(Connection):
 
 def add_hand_over(app: web.Application, parent: Parent, has_died: Callable[[], bool]) -> None:
     """To be called before the application serves."""
-    hand_over = app[HAND_OVER] = HandOver(parent, has_died)
+    hand_over = HandOver(parent, has_died)
+    app[HAND_OVER] = hand_over.pass_on
     kind: Callable[..., Connection] = partial(KeptConnection, hand_over=hand_over)
     app[KIND] = kind
     app.on_response_prepare.append(forget)

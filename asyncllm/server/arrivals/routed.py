@@ -177,18 +177,12 @@ class RoutedConnection(Connection):
         finished, is_reset = await super().finish_response(request, resp, start_time)
         transport, routed = self.transport, self.routed
         if transport is not None and routed is not None and not transport.is_closing():
-            more = self.after(request)
-            if (
-                not is_reset
-                and finished.keep_alive
-                and self.half_closed is None
-                and transport.get_write_buffer_size() == 0
-                and more == b""
-            ):
+            is_all = self.after(request) == b"" and transport.get_write_buffer_size() == 0
+            ends = is_reset or not finished.keep_alive or self.half_closed is not None
+            if is_all and not ends:
                 transport.abort()  # the front has an end, too: the connection stays open
                 routed.over(FREE)
             else:
-                ends = is_reset or not finished.keep_alive or self.half_closed is not None
                 routed.kept(transport, is_last=ends)
                 routed.answered()
         return finished, is_reset
@@ -235,27 +229,23 @@ def after_first(data: bytes) -> bytes | None:
     return None
 
 
-class ReturnToFront:
-    """Gives requests that an engine took with it back to the front, for another replica."""
+def return_to_front(request: web.Request, has_died: Callable[[], bool]) -> bool:
+    """Give a request that the engine took with it back to the front, for another replica.
 
-    def __init__(self, has_died: Callable[[], bool]):
-        """``has_died``: whether another replica should answer."""
-        self._has_died = has_died
-
-    def pass_on(self, request: web.Request) -> bool:
-        """The request's connection goes back; False if it must be answered here."""
-        protocol, transport = request.protocol, request.transport
-        if transport is None or transport.is_closing() or not self._has_died():
-            return False
-        if not isinstance(protocol, RoutedConnection) or (routed := protocol.routed) is None:
-            return False
-        if request.writer.output_size > 0 or transport.get_write_buffer_size() > 0:
-            return False
-        if protocol.after(request) != b"":
-            return False
-        transport.abort()
-        routed.over(MOVED)
-        return True
+    False if it must be answered here.
+    """
+    protocol, transport = request.protocol, request.transport
+    if transport is None or transport.is_closing() or not has_died():
+        return False
+    if not isinstance(protocol, RoutedConnection) or (routed := protocol.routed) is None:
+        return False
+    if request.writer.output_size > 0 or transport.get_write_buffer_size() > 0:
+        return False
+    if protocol.after(request) != b"":
+        return False
+    transport.abort()
+    routed.over(MOVED)
+    return True
 
 
 async def begin(request: web.Request, response: web.StreamResponse) -> None:
@@ -283,7 +273,7 @@ def add_routing(app: web.Application, numbers: Numbers, has_died: Callable[[], b
     """
     app[NUMBERS] = numbers
     app[KIND] = RoutedConnection
-    app[HAND_OVER] = ReturnToFront(has_died)
+    app[HAND_OVER] = lambda request: return_to_front(request, has_died)
     app.on_response_prepare.append(begin)
 
 

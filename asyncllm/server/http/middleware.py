@@ -7,9 +7,9 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextvars import ContextVar
-from typing import Final, Protocol
+from typing import Final
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
@@ -53,14 +53,9 @@ SERVER: Final = "asyncllm"
 _ACCEPTED_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-class PassesOn(Protocol):
-    """What a request that the engine took with it can be given to."""
-
-    def pass_on(self, request: web.Request) -> bool:
-        """Give a request's connection away; False if it must be answered here."""
-
-
-HAND_OVER: Final = web.AppKey("asyncllm_hand_over", PassesOn)
+#: Gives the connection of a request away that the engine took with it; False if it must be answered
+#: here.
+HAND_OVER: Final = web.AppKey[Callable[[web.Request], bool]]("asyncllm_hand_over")
 
 
 async def set_headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -119,7 +114,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 def _refused(request: web.Request, error: AsyncLLMError, write: ErrorWriter) -> web.Response:
     request[FAILURE] = _bare(error)
     hand_over = request.app.get(HAND_OVER)
-    if hand_over is not None and isinstance(error, EngineDead) and hand_over.pass_on(request):
+    if hand_over is not None and isinstance(error, EngineDead) and hand_over(request):
         return web.Response()  # the next server answers; this one has no connection any more
     request.app[TRAFFIC].refusals.count(error)
     response = write(error)
