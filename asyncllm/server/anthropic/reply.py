@@ -9,12 +9,11 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from asyncllm.errors import AsyncLLMError
 from asyncllm.server.anthropic import schemas
 from asyncllm.server.chat.conversation import Conversation
 from asyncllm.server.chat.message_reader import SingleReply
 from asyncllm.server.http.answer import encode
-from asyncllm.server.http.errors import error_body, error_response
+from asyncllm.server.http.errors import error_response, error_text, known_error
 from asyncllm.server.http.middleware import request_id
 from asyncllm.server.streaming.frames import EVENT_STREAM, named_event
 from asyncllm.text.parsing import Content, Event, Reasoning, ToolArguments, ToolStart
@@ -198,10 +197,9 @@ class MessageReply(SingleReply):
 
 
 def anthropic_error(error: Exception) -> schemas.AnthropicError:
-    status = error.status if isinstance(error, AsyncLLMError) else 500
-    other = "invalid_request_error" if status < 500 else "api_error"
-    message = error_body(error)["error"]["message"]
-    detail = schemas.AnthropicErrorDetail(type=_ERRORS.get(status, other), message=message)
+    status = known_error(error).status
+    kind = _ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
+    detail = schemas.AnthropicErrorDetail(type=kind, message=error_text(error))
     return schemas.AnthropicError(error=detail, request_id=request_id.get())
 
 

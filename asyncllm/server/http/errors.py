@@ -46,16 +46,24 @@ class ErrorBody(Answer, kw_only=True):
     error: ErrorDetail
 
 
+def known_error(error: Exception) -> AsyncLLMError:
+    """What the client gets; of an unexpected error it learns nothing about our code."""
+    return error if isinstance(error, AsyncLLMError) else AsyncLLMError("internal server error")
+
+
+def error_text(error: Exception) -> str:
+    return _plain(known_error(error).message, _MAX_MESSAGE)
+
+
 def error_body(error: Exception) -> dict[str, Any]:
-    """``{"error": {...}}``; the client of an unexpected error learns nothing about our code."""
-    if not isinstance(error, AsyncLLMError):
-        error = AsyncLLMError("internal server error")
+    """``{"error": {...}}``, see ``ErrorBody``."""
+    known = known_error(error)
     return {
         "error": {
-            "message": _plain(error.message, _MAX_MESSAGE),
-            "type": error.type,
-            "param": None if error.param is None else _plain(error.param, _MAX_PARAM),
-            "code": error.code,
+            "message": error_text(error),
+            "type": known.type,
+            "param": None if known.param is None else _plain(known.param, _MAX_PARAM),
+            "code": known.code,
         }
     }
 
@@ -68,7 +76,7 @@ def _plain(text: str, most: int) -> str:
 
 def error_response(error: Exception) -> web.Response:
     """An error body as a response, with the headers that tell clients when to retry."""
-    status = error.status if isinstance(error, AsyncLLMError) else 500
+    status = known_error(error).status
     headers = {}
     if status in (429, 503):
         wait = RETRY_SECONDS

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from asyncllm.server.chat.message_reader import MessageReader, SingleReply
 from asyncllm.server.http.answer import encode
-from asyncllm.server.http.errors import error_body, error_response
+from asyncllm.server.http.errors import error_response, error_text
 from asyncllm.server.model import Tokenizer
 from asyncllm.server.ollama import schemas
 from asyncllm.server.openai.logprobs import token_logprobs
@@ -192,7 +192,7 @@ def _call(index: int, id: str, name: str, arguments: str) -> schemas.OllamaCall:
 
 
 def ollama_error(error: Exception) -> bytes:
-    return encode(schemas.OllamaError(error=error_body(error)["error"]["message"]))
+    return encode(schemas.OllamaError(error=error_text(error)))
 
 
 def ollama_error_response(error: Exception) -> web.Response:

@@ -6,12 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from asyncllm.errors import AsyncLLMError
 from asyncllm.server.chat.conversation import Conversation
 from asyncllm.server.chat.message_reader import SingleReply
 from asyncllm.server.chat.requests import ChatRequest
 from asyncllm.server.http.answer import encode
-from asyncllm.server.http.errors import error_body
+from asyncllm.server.http.errors import error_text, known_error
 from asyncllm.server.model import Tokenizer
 from asyncllm.server.openai.logprobs import ContentLogprobs, token_logprobs
 from asyncllm.server.openai.schemas import TokenLogprob
@@ -100,18 +99,16 @@ class ResponseReply(SingleReply):
 
     def failure(self, error: Exception) -> bytes:
         frames = self._close("incomplete")
-        status = error.status if isinstance(error, AsyncLLMError) else 500
         self.response.status = "failed"
         self.response.error = schemas.ResponseFailure(
-            code=schemas.FAILURE_CODES.get(status, "server_error"),
-            message=error_body(error)["error"]["message"],
+            code=schemas.FAILURE_CODES.get(known_error(error).status, "server_error"),
+            message=error_text(error),
         )
         self._keep(self.response)
         return frames + self._lifecycle(schemas.ResponseFailed)
 
     def lost(self, error: Exception) -> bytes:
-        message = error_body(error)["error"]["message"]
-        return named_event(schemas.StreamError(sequence_number=0, message=message))
+        return named_event(schemas.StreamError(sequence_number=0, message=error_text(error)))
 
     def body(self, outputs: list[TokenDelta]) -> bytes:
         self.frames(0, outputs[0])
