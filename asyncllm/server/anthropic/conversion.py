@@ -28,6 +28,17 @@ _TTLS: Final = {None: 300.0, "5m": 300.0, "1h": 3600.0}
 _ONE_CALL: Final = "disable_parallel_tool_use"
 #: Fields that ask for what only another server could do: they are left out.
 _INEFFECTIVE: Final = ("context_management", "container", "mcp_servers")
+#: Blocks whose meaning would be lost with them, as the text of a user's turn speaks of them.
+_NEEDED: Final = frozenset(("image", "document", "audio", "video"))
+#: Fields of blocks that tell a model nothing.
+_SILENT: Final = frozenset(
+    (
+        *("type", "id", "tool_use_id", "cache_control", "caller", "citations", "page_age"),
+        *("encrypted_content", "encrypted_index", "encrypted_stdout"),
+    )
+)
+#: Values that tell a model nothing; a zero does.
+_NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})
 
 
 def ineffective(body: MessagesRequest) -> list[str]:
@@ -158,19 +169,6 @@ def _tool_choice(body: requests.CountTokensRequest, names: Sequence[str]) -> Any
                 raise BadRequest("tool_choice: there is no such tool", param="tool_choice.name")
             return choice
     raise BadRequest("tool_choice must have the type auto, any, tool or none", param="tool_choice")
-
-
-#: Blocks whose meaning would be lost with them, as the text of a user's turn speaks of them.
-_NEEDED: Final = frozenset(("image", "document", "audio", "video"))
-#: Fields of blocks that tell a model nothing.
-_SILENT: Final = frozenset(
-    (
-        *("type", "id", "tool_use_id", "cache_control", "caller", "citations", "page_age"),
-        *("encrypted_content", "encrypted_index", "encrypted_stdout"),
-    )
-)
-#: Values that tell a model nothing; a zero does.
-_NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})
 
 
 def read_messages(

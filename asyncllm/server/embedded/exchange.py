@@ -26,6 +26,8 @@ Headers = list[tuple[bytes, bytes]]
 MAX_HEAD_BYTES: Final = 256 * 1024
 #: The server gets a body in pieces of this size, so that it can stop reading.
 PIECE_BYTES: Final = 64 * 1024
+#: The writer is paused above this, as by asyncio's transports.
+HIGH_WATER: Final = 64 * 1024
 #: How long closing waits for handlers, before and after it cancels them.
 CLOSE_SECONDS: Final = 0.1
 
@@ -186,10 +188,6 @@ async def ask(
     else:
         exchange.end_body()
     return await exchange.head()
-
-
-#: The writer is paused above this, as by asyncio's transports.
-HIGH_WATER: Final = 64 * 1024
 
 
 class Pipe(asyncio.Transport):

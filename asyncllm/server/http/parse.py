@@ -35,6 +35,30 @@ _LARGE: Final = 4096
 #: Bodies of at most so many bytes are small enough for Python to look at each value.
 _THOROUGH: Final = 2**18
 
+#: Most names that are reported, so that no client decides how long a header gets.
+MAX_NAMES: Final = 16
+_MAX_NAME: Final = 64
+
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.\[\]-]")
+
+#: Fields that this server cannot honour yet, with the values, besides null, that ask for nothing.
+#: Ignoring any other value would give a different answer than the client wants.
+UNSUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
+    "audio": (),
+    "chat_template": (),
+    "documents": ([],),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "kv_transfer_params": (),
+    "logits_processors": ([],),
+    "logprob_token_ids": (),
+    "lora_path": (),
+    "moderation": (),
+    "no_stop_trim": (False,),
+    "repetition_detection": (),
+    "stop_regex": ([],),
+    "suffix": ("",),
+}
 _WHERE: Final = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")
 _MISSING: Final = re.compile(r"missing required field `(.*?)`")
 _WRONG_CHOICE: Final = "Invalid enum value"
@@ -227,32 +251,6 @@ def _too_many(text: bytes | bytearray) -> str | None:
     if len(text) >= 2 * MAX_VALUES and np.count_nonzero(codes == ord(",")) > MAX_VALUES:
         return f"the body has more than {MAX_VALUES} values"
     return None
-
-
-#: Most names that are reported, so that no client decides how long a header gets.
-MAX_NAMES: Final = 16
-_MAX_NAME: Final = 64
-
-_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.\[\]-]")
-
-#: Fields that this server cannot honour yet, with the values, besides null, that ask for nothing.
-#: Ignoring any other value would give a different answer than the client wants.
-UNSUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
-    "audio": (),
-    "chat_template": (),
-    "documents": ([],),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "kv_transfer_params": (),
-    "logits_processors": ([],),
-    "logprob_token_ids": (),
-    "lora_path": (),
-    "moderation": (),
-    "no_stop_trim": (False,),
-    "repetition_detection": (),
-    "stop_regex": ([],),
-    "suffix": ("",),
-}
 
 
 def refuse_unsupported(fields: Mapping[str, Any]) -> None:

@@ -1,4 +1,7 @@
-"""A response from its first token to its end, and the events of its stream."""
+"""A response from its first token to its end, and the events of its stream.
+
+Also a compaction: a summary in place of a conversation that gets too long.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,15 @@ from asyncllm.server.streaming.frames import EVENT_STREAM, named_event
 from asyncllm.text.parsing import Content, Event, Reasoning, ToolArguments
 from asyncllm.types import FinishReason, TokenDelta
 
+#: What the model is asked at the end of the conversation, whose cached prefix serves it.
+_ASKED: Final = (
+    "Summarize this conversation. The summary replaces it: you will go on with nothing else. Say "
+    "what the user wants and has said about how, what was decided and why, what was done and found "
+    "(with the names of files, commands and functions that matter, and errors word by word), and "
+    "what is left to do. Call no tools. Write the summary and nothing else."
+)
+#: Most tokens of a summary, unless the request says otherwise.
+_MOST: Final = 4096
 _STATUS: Final[dict[FinishReason | None, schemas.Status]] = {
     FinishReason.STOP: "completed",
     FinishReason.LENGTH: "incomplete",
@@ -170,17 +182,6 @@ class ResponseReply(SingleReply):
 
     def _lifecycle(self, kind: type[schemas.LifecycleEvent]) -> bytes:
         return self._events.write(kind, response=self.response)
-
-
-#: What the model is asked at the end of the conversation, whose cached prefix serves it.
-_ASKED: Final = (
-    "Summarize this conversation. The summary replaces it: you will go on with nothing else. Say "
-    "what the user wants and has said about how, what was decided and why, what was done and found "
-    "(with the names of files, commands and functions that matter, and errors word by word), and "
-    "what is left to do. Call no tools. Write the summary and nothing else."
-)
-#: Most tokens of a summary, unless the request says otherwise.
-_MOST: Final = 4096
 
 
 def ask_for_summary(chat: ChatRequest, context: int) -> None:
