@@ -20,7 +20,6 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
 AttentionName = Literal["auto", "triton", "flashinfer", "sdpa"]
 PolicyName = Literal["fair", "aged", "fcfs", "longest"]
-ExecutorName = Literal["thread", "process"]
 
 #: No chat fits into a smaller KV cache.
 MIN_CACHE: Final = 64
@@ -132,14 +131,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "device",
         ),
     ] = 1
-    executor: Annotated[
-        ExecutorName,
-        doc(
-            "what runs the steps: a thread of the server, or a separate process, so that the "
-            "server's Python has only HTTP and scheduling to do (Linux)",
-            "device",
-        ),
-    ] = "thread"
     sim_profile: Annotated[
         str,
         _SIM_PROFILE,
@@ -285,8 +276,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
         if self.device == "sim":
             need(self.tp == 1, "tp", "the simulated device has no tensor parallelism: tp must be 1")
-            on_loop = "the simulated device runs on the event loop: executor must be thread"
-            need(self.executor == "thread", "executor", on_loop)
         publishes = self.kv_events is not None
         need(self.prefix_caching or not publishes, "kv_events", "kv_events needs prefix_caching")
         cache, page = self.kv_cache_tokens, self.page_size

@@ -41,7 +41,7 @@ def build_leader(
     bill: StartupBill,
     grammars: Grammars[Any],
     await_kernels: Callable[[], None],
-    machines: Machines | None = None,
+    machines: Machines | None,
 ) -> Leader | TeamLeader:
     """Load the model, on all ranks; the arguments are those of ``build_worker``.
 

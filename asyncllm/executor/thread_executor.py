@@ -7,14 +7,14 @@ import logging
 import threading
 import traceback
 import weakref
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol, TypeVar
 
 from asyncllm.config import EngineLimits
 from asyncllm.errors import EngineDead
-from asyncllm.executor.awaited_results import AwaitedResults
-from asyncllm.wire.channel import FLUSH, LeaderChannel, ThreadChannel
+from asyncllm.wire.channel import FLUSH, ThreadChannel
 from asyncllm.wire.executor import ResultHandler
 from asyncllm.wire.heartbeat import Heartbeat
 
@@ -39,7 +39,7 @@ class StepWorker(Protocol):
     def limits(self) -> EngineLimits:
         """The engine's."""
 
-    def run(self, channel: LeaderChannel) -> None:
+    def run(self, channel: ThreadChannel) -> None:
         """Answer every plan from the channel with one result, until the channel closes."""
 
 
@@ -58,8 +58,10 @@ class ThreadExecutor:
         self.heartbeat = Heartbeat()
         self._build = build
         self._launch_seconds = launch_seconds
-        self._results = AwaitedResults()
-        self.on_death = self._results.on_death
+        #: Of the steps in flight, in order.
+        self._handlers: deque[ResultHandler] = deque()
+        self._dead: EngineDead | None = None
+        self._tell: Callable[[str], None] = lambda cause: None
         self._channel: ThreadChannel | None = None
         self._thread: threading.Thread | None = None
         self._ended: asyncio.Future[None] | None = None
@@ -67,7 +69,7 @@ class ThreadExecutor:
 
     async def start(self) -> EngineLimits:
         loop = asyncio.get_running_loop()
-        self._channel = channel = ThreadChannel(loop, self._results.arrived, self.heartbeat)
+        self._channel = channel = ThreadChannel(loop, self._on_result, self.heartbeat)
         started: asyncio.Future[EngineLimits] = loop.create_future()
         self._ended = loop.create_future()
         # A daemon, so that a program that forgets to close an engine can still exit; but not from
@@ -86,13 +88,19 @@ class ThreadExecutor:
             await asyncio.gather(started, return_exceptions=True)  # its caller ends ``build``
             raise
 
+    def on_death(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+
     def submit(self, plan: bytes, on_result: ResultHandler) -> None:
-        if self._results.expect(on_result):
-            assert self._channel is not None, "plans come once it has started"
-            if self._launch_seconds:
-                self._channel.send_and_wait(plan, self._launch_seconds)
-            else:
-                self._channel.send(plan)
+        if self._dead is not None:
+            asyncio.get_running_loop().call_soon(on_result, self._dead)
+            return
+        assert self._channel is not None, "plans come once it has started"
+        self._handlers.append(on_result)
+        if self._launch_seconds:
+            self._channel.send_and_wait(plan, self._launch_seconds)
+        else:
+            self._channel.send(plan)
 
     def flush(self) -> None:
         if self._channel is not None:
@@ -117,13 +125,26 @@ class ThreadExecutor:
             log.error("a step has not ended: its thread is left behind")
         self._at_exit.detach()
         self._thread = None
-        self._results.close()
+        self._fail_steps(EngineDead("engine closed"))
+
+    def _on_result(self, message: bytes) -> None:
+        """Of the oldest step in flight."""
+        if self._handlers:  # else it has been closed meanwhile
+            self._handlers.popleft()(message)
 
     def _on_death(self, cause: BaseException) -> None:
         log.error("the executor died", exc_info=cause)
         if not isinstance(cause, EngineDead):
             cause = EngineDead("the executor died; its log has the cause")
-        self._results.die(cause)
+        if self._dead is None:
+            self._fail_steps(cause)
+            self._tell(cause.message)
+
+    def _fail_steps(self, cause: EngineDead) -> None:
+        """No step gets a result any more."""
+        self._dead = self._dead or cause
+        while self._handlers:
+            self._handlers.popleft()(self._dead)
 
 
 def _thread_main(

@@ -47,11 +47,11 @@ class AsyncLLM(ServedModel):
                 print(delta.text, end="")
 
     It installs no signal handlers, and starts no process but one that compiles missing GPU kernels
-    while the model loads, and those of ``executor="process"``, of ranks and of replicas (``dp``),
-    which do all but the methods under "HTTP" below; several can live in one process. (Only the
-    number of CPU threads is shared by the process.) All methods belong to the event loop it was
-    started on. Cancelling a task that awaits ``generate`` or iterates ``stream`` cancels the
-    request. Close it: an engine that is only dropped keeps its thread and its memory.
+    while the model loads, and those of ranks (``tp``) and of replicas (``dp``, which do all but the
+    methods under "HTTP" below). Several can live in one process, and share only its number of CPU
+    threads. All methods belong to the event loop it was started on. Cancelling a task that awaits
+    ``generate`` or iterates ``stream`` cancels the request. Close it: an engine that is only
+    dropped keeps its thread and its memory.
     """
 
     # -- generation ------------------------------------------------------------------------------

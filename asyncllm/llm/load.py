@@ -8,7 +8,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +44,6 @@ from asyncllm.wire.executor import Executor
 
 if TYPE_CHECKING:
     from asyncllm.engine.kv_events import KVEventPublisher
-    from asyncllm.executor.process.grammars import RemoteGrammars
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +85,7 @@ async def load(
     abandoned = threading.Event()
 
     def report(done: int, total: int) -> None:
-        """Called for each tensor, in the executor thread if there is one: there it ends loading."""
+        """Called for each tensor, in the executor thread; loading ends when it raises."""
         if abandoned.is_set():
             raise EngineDead("loading was abandoned")
         if progress is not None:
@@ -103,9 +101,17 @@ async def load(
         await imported.wait()
         return await run_in_daemon(_load_text, text_folder, config, template_source)
 
-    report_import = partial(asyncio.get_running_loop().call_soon_threadsafe, imported.set)
-    parts = config, folder, spec, text_folder, report, bill, kernels.wait, report_import, machines
-    executor, structured, clock = _executor(*parts)
+    loop, structured = asyncio.get_running_loop(), StructuredOutput()
+
+    def build() -> StepWorker:
+        # Imported here, in the executor thread: it brings torch, which takes seconds.
+        with bill.phase("import"):
+            from asyncllm.executor.leader import build_leader
+
+        loop.call_soon_threadsafe(imported.set)
+        return build_leader(config, folder, spec, report, bill, structured, kernels.wait, machines)
+
+    executor, clock = _executor(config, spec, build)
     weights = asyncio.ensure_future(executor.start())
     weights.add_done_callback(lambda _: imported.set())
     text = asyncio.ensure_future(load_text())
@@ -216,43 +222,18 @@ def _read_model(config: EngineConfig, folder: Path) -> ModelSpec:
 
 
 def _executor(
-    config: EngineConfig,
-    folder: Path,
-    spec: ModelSpec,
-    text_folder: Path,
-    report: Callable[[int, int], None],
-    bill: StartupBill,
-    await_kernels: Callable[[], None],
-    report_import: Callable[[], object],
-    machines: Machines | None,
-) -> tuple[Executor, StructuredOutput | RemoteGrammars, Callable[[], float]]:
-    """The executor, what compiles grammars for it, and the clock of its times."""
-    # Each kind is imported where it is used: most servers need one.
-    if config.executor == "process":
-        from asyncllm.executor.process.executor import ProcessExecutor
+    config: EngineConfig, spec: ModelSpec, build: Callable[[], StepWorker]
+) -> tuple[Executor, Callable[[], float]]:
+    """The executor, and the clock of its times."""
+    if config.device != "sim":
+        launch_seconds = LAUNCH_PATIENCE if config.gpu is not None else 0.0
+        return ThreadExecutor(build, launch_seconds), time.perf_counter
+    # Imported here: few need it.
+    from asyncllm.executor.sim import virtual_time
+    from asyncllm.executor.sim.executor import build_sim
 
-        report_import()  # there, and not in this process
-        parts = config, folder, text_folder, report, bill, await_kernels, machines
-        process = ProcessExecutor(*parts)
-        return process, process.grammars, time.perf_counter
-    structured = StructuredOutput()
-    if config.device == "sim":
-        from asyncllm.executor.sim import virtual_time
-        from asyncllm.executor.sim.executor import build_sim
-
-        clock = virtual_time.clock_of(asyncio.get_running_loop())
-        return build_sim(config, spec, clock), structured, clock
-
-    def build() -> StepWorker:
-        # Imported here, in the executor thread: it brings torch, which takes seconds.
-        with bill.phase("import"):
-            from asyncllm.executor.leader import build_leader
-
-        report_import()
-        return build_leader(config, folder, spec, report, bill, structured, await_kernels, machines)
-
-    launch_seconds = LAUNCH_PATIENCE if config.gpu is not None else 0.0
-    return ThreadExecutor(build, launch_seconds), structured, time.perf_counter
+    clock = virtual_time.clock_of(asyncio.get_running_loop())
+    return build_sim(config, spec, clock), clock
 
 
 def _default_params(spec: ModelSpec, config: EngineConfig) -> SamplingParams:

@@ -32,7 +32,6 @@ from asyncllm.wire.executor import Executor
 
 if TYPE_CHECKING:
     from asyncllm.engine.kv_events import KVEventPublisher
-    from asyncllm.executor.process.grammars import RemoteGrammars
 
 
 class ServingEngine(Protocol):
@@ -91,7 +90,7 @@ class OwnEngine(Engine):
         executor: Executor,
         scheduler: Scheduler,
         tokenizer: Tokenizer,
-        structured: StructuredOutput | RemoteGrammars,
+        structured: StructuredOutput,
         clock: Callable[[], float],
     ):
         super().__init__(limits, executor, scheduler, tokenizer.detokenizer, clock=clock)

@@ -14,7 +14,7 @@ from asyncllm.config import EngineConfig
 from asyncllm.errors import BadRequest
 from asyncllm.executor.team.peer_main import enter_team
 from asyncllm.llm.async_llm import AsyncLLM
-from asyncllm.llm.replicas.process import Link, pack_error, unpack
+from asyncllm.llm.replicas.link import Link, pack_error, unpack
 from asyncllm.system.event_loop import new_event_loop
 from asyncllm.types import SamplingParams, SchedulingParams, TokenDelta
 from asyncllm.types.beam_search import BeamSearchParams
@@ -59,8 +59,7 @@ class Worker:
 
     async def run(self, connection: socket.socket) -> None:
         """Until the program closes the connection, or the engine dies."""
-        loop = asyncio.get_running_loop()
-        self._link = link = Link(loop, connection, self._on_message, self._ended.set)
+        self._link = link = Link(connection, self._on_message, self._ended.set)
         try:
             await self._llm.start()
         except Exception as error:

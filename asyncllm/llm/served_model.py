@@ -53,8 +53,7 @@ class ServedModel:
             model: folder or hub id; the built-in demo model when None.
             config: the whole configuration, instead of ``model`` and ``options``.
             policy: which request is served next: a policy of your own, or the name of one.
-            progress: called with bytes of weights loaded so far, and in all; from a thread, or from
-                the loop with ``executor="process"``.
+            progress: called with bytes of weights loaded so far, and in all; from a thread.
             machines: where stations wait that start ranks of ``tp`` on other machines.
             kernels: those of this configuration, if they are being compiled already.
             options: fields of ``EngineConfig``, or vLLM's names for them.

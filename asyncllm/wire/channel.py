@@ -38,15 +38,8 @@ class Channel(Protocol):
         """Hand over the result of the oldest plan that has none yet."""
 
 
-class LeaderChannel(Channel, Protocol):
-    """The channel of rank 0: it ends at the event loop."""
-
-    def wake(self) -> None:
-        """Have ``receive`` return FLUSH, after what was sent before; from any thread."""
-
-
 class ThreadChannel:
-    """A ``LeaderChannel``: ``send`` on the loop, ``receive`` and ``post`` in the thread.
+    """The ``Channel`` of rank 0: ``send`` on the loop, ``receive`` and ``post`` in the thread.
 
     ``receive`` blocks with the GIL released. ``post`` wakes the loop once per message.
 
@@ -84,6 +77,7 @@ class ThreadChannel:
         self._inbox.put(None)
 
     def wake(self) -> None:
+        """Have ``receive`` return FLUSH, after what was sent before; from any thread."""
         self._inbox.put(FLUSH)
 
     def receive(self, timeout: float | None = None) -> bytes | None:

@@ -25,7 +25,7 @@ class Executor(Protocol):
     async def start(self) -> EngineLimits:
         """Load the model. Errors of loading are raised here.
 
-        Cancelling it returns when loading has ended; a thread ends when its next progress raises.
+        When cancelled, it returns once loading has ended; the caller has to end that.
         """
 
     def on_death(self, tell: Callable[[str], None]) -> None:

@@ -187,19 +187,20 @@ def _find_model(engine: EngineConfig) -> Path | None:
 
 def _begin_early(engine: EngineConfig, folder: Path | None) -> CompileAhead | None:
     """Begin what can run beside the import of large modules; returns the compilation of kernels."""
-    kernels = None
     if folder is not None and engine.device != "sim" and engine.load_format == "auto":
         from asyncllm.executor.startup.preload import read_ahead
 
         read_ahead(folder)
-    if folder is not None and engine.gpu is not None:
+    if engine.gpu is None:
+        return None
+    kernels = None
+    if folder is not None:
         from asyncllm.llm.compile_ahead import CompileAhead
 
         kernels = CompileAhead(engine, folder)
-    if engine.gpu is not None and engine.executor == "thread":
-        from asyncllm.executor.startup.preload import preload_cuda
+    from asyncllm.executor.startup.preload import preload_cuda
 
-        preload_cuda(engine.gpu)
+    preload_cuda(engine.gpu)
     return kernels
 
 
@@ -221,7 +222,7 @@ def import_ahead(config: EngineConfig) -> None:
     """
     begun = time.perf_counter()
     _import((*SERVER, *LATE))
-    if config.executor == "thread" and config.device != "sim":
+    if config.device != "sim":
         _import(["asyncllm.executor.leader"])
         _import_all("asyncllm.models.families")
         if config.gpu is not None:

@@ -1,4 +1,4 @@
-"""Peers: processes of ranks. Rank 0 starts the others; the server may start rank 0. Linux only."""
+"""Processes of ranks, which rank 0 starts, and of replicas. Linux only."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from asyncllm.models.loading.loader import make_model
 from asyncllm.models.spec import ModelSpec
 from asyncllm.parallel.group import GroupRanks, host_store, join, open_store
 from asyncllm.parallel.ranks import Apart, Ranks, RanksBroken, RanksDisagree
-from asyncllm.wire.channel import Channel, LeaderChannel
+from asyncllm.wire.channel import Channel, ThreadChannel
 from asyncllm.wire.heartbeat import Peer
 from asyncllm.wire.messages import StepResult
 
@@ -54,7 +54,7 @@ class Team:
         RankLost: from any method, when a peer is lost.
     """
 
-    def __init__(self, config: EngineConfig, folder: Path, machines: Machines | None = None):
+    def __init__(self, config: EngineConfig, folder: Path, machines: Machines | None):
         self._size = config.tp
         self._host = None if machines is None else machines.own
         self._ranks: GroupRanks | None = None
@@ -257,7 +257,7 @@ class TeamLeader:
     def limits(self) -> EngineLimits:
         return self._worker.limits
 
-    def run(self, channel: LeaderChannel) -> None:
+    def run(self, channel: ThreadChannel) -> None:
         """As ``Worker.run``.
 
         Raises:
@@ -280,7 +280,7 @@ def lead_team(
     folder: Path,
     spec: ModelSpec,
     build: BuildWorker,
-    machines: Machines | None = None,
+    machines: Machines | None,
 ) -> TeamLeader:
     """Start the peers, and build all ranks' workers at the same time.
 

@@ -16,8 +16,9 @@ from asyncllm.engine.requests.reservations import Reservation, Reservations
 from asyncllm.engine.requests.view import LiveView
 from asyncllm.engine.stats import EngineStats
 from asyncllm.errors import BadRequest, EngineDead, NotReady, StepError
+from asyncllm.llm.replicas.link import pack, unpack_error
 from asyncllm.llm.replicas.placed_requests import Request, Requests
-from asyncllm.llm.replicas.process import ReplicaProcess, pack, unpack_error
+from asyncllm.llm.replicas.process import ReplicaProcess
 from asyncllm.supervise.front.router import Router, blocks
 from asyncllm.types import SamplingParams, SchedulingParams, Sink, TokenDelta
 from asyncllm.types.beam_search import Beam, BeamSearchParams

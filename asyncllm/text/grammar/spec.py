@@ -69,8 +69,8 @@ class StructuralTags(msgspec.Struct, frozen=True, tag="structural_tag"):
 GrammarSpec: TypeAlias = JsonObject | JsonSchema | Regex | Choice | Ebnf | StructuralTags
 
 
-def encode_spec(spec: GrammarSpec) -> bytes:
-    """The spec as JSON, which ``decode_spec`` reads.
+def cache_key(spec: GrammarSpec) -> bytes:
+    """A hash of the spec; the order of a schema's properties counts.
 
     Raises:
         BadRequest: a schema is too large or not JSON, or a text is not Unicode.
@@ -81,19 +81,7 @@ def encode_spec(spec: GrammarSpec) -> bytes:
         for tag in spec.tags:
             check_size(tag.schema)
     try:
-        return msgspec.json.encode(spec)
+        encoded = msgspec.json.encode(spec)
     except UnicodeEncodeError as error:
         raise BadRequest("the format has an unpaired surrogate") from error
-
-
-decode_spec = msgspec.json.Decoder(GrammarSpec).decode
-
-
-def key_of(encoded: bytes) -> bytes:
-    """A hash of an encoded spec; the order of a schema's properties counts."""
     return hashlib.blake2b(encoded, digest_size=16).digest()
-
-
-def cache_key(spec: GrammarSpec) -> bytes:
-    """``key_of`` a spec. Raises like ``encode_spec``."""
-    return key_of(encode_spec(spec))

@@ -152,6 +152,8 @@ async def test_overrides_and_the_quantization_that_is_expected() -> None:
     overrides = {"max_position_embeddings": 128}
     async with demo(load_format="dummy", hf_overrides=overrides) as llm:
         assert llm.limits.max_model_len == 128
+        phases = "import", "device", "weights", "kernels", "profile", "KV cache", "attention"
+        assert [item.name for item in llm.startup.items] == [*phases, "graphs"]
     with pytest.raises(ModelError, match=r"quantization awq: .* not quantised") as error:
         await AsyncLLM(device="cpu", quantization="awq").start()
     assert error.value.param == "quantization"

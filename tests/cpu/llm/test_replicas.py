@@ -7,8 +7,9 @@ import os
 import re
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import psutil  # type: ignore[import-untyped]
@@ -18,16 +19,18 @@ from asyncllm import AsyncLLM
 from asyncllm.engine.policy import POLICIES
 from asyncllm.errors import BadRequest, ContextLengthExceeded, EngineDead, ModelError
 from asyncllm.llm.replicas.engine import ReplicatedEngine
-from asyncllm.llm.replicas.process import pack_error, unpack_error
+from asyncllm.llm.replicas.link import pack_error, unpack_error
 from asyncllm.types import SamplingParams
 from asyncllm.types.beam_search import BeamSearchParams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from asyncllm.types import FinishReason
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="replicas need Linux")
+
+T = TypeVar("T")
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 LONG = SamplingParams(temperature=0.0, max_tokens=600, ignore_eos=True)
@@ -114,6 +117,22 @@ async def test_a_replica_that_cannot_load_says_why() -> None:
     with pytest.raises(ModelError, match=r"at most kv_cache_tokens=\d+"):
         await llm.start()
     await llm.aclose()
+    assert not replicas()
+
+
+def test_a_loop_may_be_run_by_one_thread_after_another() -> None:
+    llm = AsyncLLM(device="cpu", cpu_threads=1, dp=2)
+    with asyncio.Runner() as runner:
+
+        def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+            with ThreadPoolExecutor(1) as thread:
+                return thread.submit(lambda: runner.run(work())).result()
+
+        run(llm.start)
+        try:
+            assert run(lambda: llm.generate("1, 2, 3,", GREEDY)).text.startswith(" 4, ")
+        finally:
+            run(llm.aclose)
     assert not replicas()
 
 

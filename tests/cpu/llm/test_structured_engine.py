@@ -239,7 +239,6 @@ async def test_what_was_compiled_stays_as_long_as_its_request(
     engine = llm._started.engine
     assert isinstance(engine, OwnEngine)
     structured = engine._structured
-    assert isinstance(structured, StructuredOutput)
     compiler = structured._compiler
     assert compiler is not None
     compiler._kept.clear()  # all others are forgotten

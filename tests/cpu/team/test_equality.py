@@ -16,7 +16,7 @@ from asyncllm.executor import worker
 from tests.cpu.llm import test_constraints_engine, test_structured_engine
 from tests.cpu.llm.test_parity import expect_short_outputs
 from tests.support.models.reference import GREEDY, NEW_TOKENS, answers, check
-from tests.support.team.ranks import executors, peers, plant
+from tests.support.team.ranks import peers, plant
 
 OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "cpu_threads": 1}
 
@@ -32,16 +32,6 @@ MODES: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {"tp": 2, "kv_cache_tokens": 640, "page_size": 4, "host_kv_gib": 0.01, "prefill_chunk": 64},
     ),
-    "process, two, host tier": (
-        "llama",
-        {
-            "executor": "process",
-            "tp": 2,
-            "kv_cache_tokens": 640,
-            "page_size": 4,
-            "host_kv_gib": 0.01,
-        },
-    ),
 }
 
 
@@ -52,8 +42,7 @@ async def test_greedy_tokens_and_logprobs_equal_transformers(
     family, options = MODES[mode]
     folder = folder_of(family)
     async with AsyncLLM(folder, **OPTIONS, **options) as llm:
-        assert len(peers()) == options.get("tp", 1) - 1
-        assert len(executors()) == ("process" in mode)
+        assert len(peers()) == options["tp"] - 1
         if "preempting" in mode:
             expect_short_outputs(llm)
         longest = llm.limits.max_model_len - NEW_TOKENS
@@ -71,21 +60,20 @@ async def test_greedy_tokens_and_logprobs_equal_transformers(
         if "host" in mode:
             assert llm.stats.host_pages_used > 0
             assert llm.stats.host_cached_tokens > 0
-    assert peers() == executors() == []
+    assert peers() == []
 
 
 async def test_everything_that_can_be_asked() -> None:
     found = []
-    for options in ({}, {"tp": 2}, {"executor": "process"}):
-        async with AsyncLLM(**OPTIONS, **options) as llm:
+    for tp in (1, 2):
+        async with AsyncLLM(**OPTIONS, tp=tp) as llm:
             found.append(await _everything(llm))
             assert llm.stats.pages_held == 0
-    first, *others = found
-    for other in others:
-        for name in ("sampled", "structured", "beams"):
-            assert other[name] == first[name], name
-        for name in ("embedding", "logprobs", "prompt logprobs"):
-            assert np.allclose(other[name], first[name], atol=1e-4), name
+    alone, together = found
+    for name in ("sampled", "structured", "beams"):
+        assert together[name] == alone[name], name
+    for name in ("embedding", "logprobs", "prompt logprobs"):
+        assert np.allclose(together[name], alone[name], atol=1e-4), name
 
 
 async def _everything(llm: AsyncLLM) -> dict[str, Any]:
@@ -108,9 +96,8 @@ async def _everything(llm: AsyncLLM) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("options", [{"tp": 2}, {"executor": "process"}])
-async def test_what_is_cancelled_leaves_nothing(options: dict[str, Any]) -> None:
-    async with AsyncLLM(device="cpu", cpu_threads=1, **options) as llm:
+async def test_what_is_cancelled_leaves_nothing() -> None:
+    async with AsyncLLM(device="cpu", cpu_threads=1, tp=2) as llm:
         long = SamplingParams(max_tokens=1000, ignore_eos=True)
         for _ in range(3):
             tasks = [asyncio.create_task(llm.generate(f"{i} and", long)) for i in range(8)]

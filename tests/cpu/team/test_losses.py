@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import psutil  # type: ignore[import-untyped]
 import pytest
@@ -23,32 +23,26 @@ from asyncllm.executor.team import team
 from asyncllm.parallel import group
 from asyncllm.wire.heartbeat import OperationName
 from tests.cpu.llm.test_library import until
-from tests.support.team.ranks import executors, peers, plant
+from tests.support.team.ranks import peers, plant
 
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
 
 
 @pytest.mark.parametrize(
-    ("options", "rank", "sent", "busy"),
+    ("sent", "busy", "how"),
     [
-        ({"tp": 2}, 1, signal.SIGKILL, False),
-        ({"tp": 2}, 1, signal.SIGSTOP, True),
-        ({"executor": "process"}, 0, signal.SIGKILL, True),
-        ({"executor": "process", "tp": 2}, 1, signal.SIGKILL, True),
+        (signal.SIGKILL, False, "was killed by SIGKILL"),
+        (signal.SIGSTOP, True, "has been stopped for 0.5 s"),
     ],
 )
-async def test_a_lost_rank_is_named(
-    options: dict[str, Any], rank: int, sent: signal.Signals, busy: bool
-) -> None:
-    stopped = sent == signal.SIGSTOP
-    how = "has been stopped for 0.5 s" if stopped else "was killed by SIGKILL"
-    async with AsyncLLM(device="cpu", cpu_threads=1, dtype="float32", **options) as llm:
+async def test_a_lost_rank_is_named(sent: signal.Signals, busy: bool, how: str) -> None:
+    async with AsyncLLM(device="cpu", cpu_threads=1, dtype="float32", tp=2) as llm:
         streams = []
         if busy:
             streams = [asyncio.create_task(llm.generate(f"{i} and", LONG)) for i in range(4)]
             await asyncio.sleep(0.3)
-        [lost] = peers() if rank else executors()
-        if busy and options == {"tp": 2}:  # the watchdog sees what it does
+        [lost] = peers()
+        if busy:  # the watchdog sees what it does
             assert llm.vitals is not None
             [peer] = llm.vitals.heartbeat.peers
             assert (peer.rank, peer.operation().name in get_args(OperationName)) == (1, True)
@@ -61,8 +55,8 @@ async def test_a_lost_rank_is_named(
         assert time.monotonic() - started < 20.0  # a second, on a machine that is not busy
         for error in errors:
             assert isinstance(error, EngineDead)
-            assert f"rank {rank} (process {lost.pid}) {how}; its last operation was" in str(error)
-    assert peers() == executors() == []
+            assert f"rank 1 (process {lost.pid}) {how}; its last operation was" in str(error)
+    assert peers() == []
 
 
 async def test_a_step_that_fails_on_rank_zero_alone_ends_soon(
@@ -107,8 +101,7 @@ def test_ranks_do_not_outlive_a_killed_parent() -> None:
         import asyncio
         from asyncllm import AsyncLLM, SamplingParams
         async def main():
-            options = dict(device="cpu", cpu_threads=1, tp=2, executor="process")
-            async with AsyncLLM(**options) as llm:
+            async with AsyncLLM(device="cpu", cpu_threads=1, tp=2) as llm:
                 print("ready", flush=True)
                 await llm.generate("hi", SamplingParams(max_tokens=1900, ignore_eos=True))
         asyncio.run(main())
@@ -117,9 +110,9 @@ def test_ranks_do_not_outlive_a_killed_parent() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == b"ready\n"
-        ranks = executors(parent.pid) + peers(parent.pid)
+        ranks = peers(parent.pid)
         parent.kill()
-    assert len(ranks) == 2
+    assert len(ranks) == 1
     _, alive = psutil.wait_procs(ranks, timeout=20)
     assert alive == []
 
@@ -133,11 +126,8 @@ async def test_what_cannot_be_divided_starts_nothing(
     assert peers() == []
 
 
-@pytest.mark.parametrize(
-    ("options", "words"), [({"tp": 2}, "rank 1: planted"), ({"executor": "process"}, "planted")]
-)
 async def test_a_rank_that_cannot_load_says_why(
-    options: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(
         """
@@ -149,6 +139,6 @@ async def test_a_rank_that_cannot_load_says_why(
         tmp_path,
         monkeypatch,
     )
-    with pytest.raises(ModelError, match=f"^{words}"):
-        await AsyncLLM(device="cpu", **options).start()
-    assert peers() == executors() == []
+    with pytest.raises(ModelError, match=r"^rank 1: planted"):
+        await AsyncLLM(device="cpu", tp=2).start()
+    assert peers() == []

@@ -23,7 +23,7 @@ from asyncllm.errors import EngineDead, ModelError
 from asyncllm.executor.team import remote
 from asyncllm.executor.team.station_messages import BEAT_SECONDS, Beat
 from asyncllm.executor.team.status import LastOperation
-from tests.support.team.ranks import executors, peers
+from tests.support.team.ranks import peers
 from tests.support.team.station import StationProcess, stations
 
 FIELDS: dict[str, Any] = {"device": "cpu", "cpu_threads": 1, "dtype": "float32"}
@@ -44,15 +44,15 @@ async def test_greedy_tokens_are_those_of_one_rank(capfd: pytest.CaptureFixture[
     async with AsyncLLM(**FIELDS) as llm:
         expected = [each.token_ids for each in await llm.generate(PROMPTS, GREEDY)]
     with stations() as (machines, [station]):
-        async with AsyncLLM(machines=machines, tp=4, executor="process", **FIELDS) as llm:
+        async with AsyncLLM(machines=machines, tp=4, **FIELDS) as llm:
             ranks = station.ranks()
-            assert (len(ranks), len(peers()), len(executors())) == (2, 1 + 2, 1)
+            assert (len(ranks), len(peers())) == (2, 1 + 2)
             together = await llm.generate(PROMPTS, GREEDY)
             assert [each.token_ids for each in together] == expected
             assert llm.stats.pages_held == 0
         assert station.wait(SECONDS) == 0
         expect_nothing_left(station, ranks)
-        assert peers() == executors() == []
+        assert peers() == []
     assert "ERROR" not in capfd.readouterr().err
 
 
@@ -67,18 +67,15 @@ async def test_greedy_tokens_are_those_of_one_rank(capfd: pytest.CaptureFixture[
             r"127.0.0.1: its station has ended; rank 1: its last operation",
         ),
         ("machine", signal.SIGSTOP, r"127.0.0.1 has not been heard of for 5 s; rank 1: its last"),
-        ("rank 0", signal.SIGSTOP, r"rank 0 \(process \d+\) has been stopped for 0.5 s"),
     ],
 )
 async def test_what_is_lost_is_named(lost: str, sent: signal.Signals, how: str) -> None:
-    options: dict[str, Any] = {"executor": "process"} if lost == "rank 0" else {}
     with stations() as (machines, [station]):
-        async with AsyncLLM(machines=machines, tp=2, **FIELDS, **options) as llm:
+        async with AsyncLLM(machines=machines, tp=2, **FIELDS) as llm:
             streams = [asyncio.create_task(llm.generate(f"{i} and", LONG)) for i in range(4)]
             await asyncio.sleep(0.3)
             [rank] = station.ranks()
             signalled = {
-                "rank 0": executors(),
                 "rank 1": [rank],
                 "station": [station.process],
                 "machine": [station.process, rank],

@@ -25,7 +25,7 @@ from asyncllm.server.run import run
 from asyncllm.wire.messages import StepResult, decode_plan, pack
 
 if TYPE_CHECKING:
-    from asyncllm.wire.channel import LeaderChannel
+    from asyncllm.wire.channel import ThreadChannel
 
 FOREVER = 3600.0
 
@@ -57,7 +57,7 @@ class HangingWorker:
         self._where = where
         self._slow_seconds = slow_seconds
 
-    def run(self, channel: LeaderChannel) -> None:
+    def run(self, channel: ThreadChannel) -> None:
         while (message := channel.receive()) is not None:
             if not message:
                 continue

@@ -128,7 +128,6 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> Begun:
         (["--device", "cuda:1"], [1], 1, 1),
         (["--device", "cpu"], [], 0, 1),
         (SIM, [], 0, 0),
-        (["--executor", "process"], [], 1, 1),  # another process owns the GPU
         (["--load-format", "dummy"], [0], 1, 0),
     ],
 )
@@ -230,12 +229,3 @@ def test_a_server_imports_nothing_more_until_its_first_token() -> None:
 
 def test_kernels_are_imported_and_no_device_is_opened() -> None:
     assert run(OPENED).split() == ["False", "None", "True"]
-
-
-def test_other_processes_steps_are_not_imported() -> None:
-    code = (
-        "import sys\nfrom asyncllm.cli.commands.serve import import_ahead\n"
-        "from asyncllm.config import EngineConfig\n"
-        "import_ahead(EngineConfig(executor='process'))\nprint('torch' in sys.modules)"
-    )
-    assert run(code) == "False\n"

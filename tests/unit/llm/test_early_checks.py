@@ -60,7 +60,6 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
         ({"model": broken(tmp_path / "5", model__safetensors="x" * 100)}, "is damaged"),
         ({"device": "cuda:99"}, "device cuda:99: this machine has"),
         ({"device": "cuda:98", "dp": 2}, "device cuda:98: this machine has"),
-        ({"device": "cuda:98", "executor": "process"}, "device cuda:98: this machine has"),
         ({"device": "cpu", "attention": "triton"}, "it needs a CUDA device"),
         ({"tool_parser": "hermse"}, "did you mean hermes?"),
         ({"reasoning_parser": "thnik"}, "did you mean think?"),

@@ -27,7 +27,8 @@ from asyncllm.errors import (
 from asyncllm.llm.replicas import engine as engine_module
 from asyncllm.llm.replicas import process as process_module
 from asyncllm.llm.replicas.engine import ReplicatedEngine
-from asyncllm.llm.replicas.process import Link, ReplicaProcess, pack_error
+from asyncllm.llm.replicas.link import Link, pack_error
+from asyncllm.llm.replicas.process import ReplicaProcess
 from asyncllm.types import FinishReason, SamplingParams, SchedulingParams, TokenDelta
 from asyncllm.types.beam_search import BeamSearchParams
 from tests.support.engine.scheduling import limits

@@ -58,7 +58,6 @@ def test_a_server_imports_nothing_that_only_others_need() -> None:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     others = (
         "asyncllm.executor.sim",
-        "asyncllm.executor.process",
         "asyncllm.ray.",
         "asyncllm.lab.bench",
     )
