@@ -12,7 +12,7 @@ from asyncllm.text.grammar import oracle
 from asyncllm.text.grammar.regex_tree import Alt, Cat, Chars, Node, Repeat
 
 #: Characters that a JSON string holds escaped only.
-JSON_ESCAPED: Final = ('"', "\\", *map(chr, range(0x20)))
+_ESCAPED: Final = ('"', "\\", *map(chr, range(0x20)))
 _SHORT_ESCAPES: Final = {
     **{"\b": "b", "\t": "t", "\n": "n", "\f": "f", "\r": "r"},
     **{'"': '"', "\\": "\\"},
@@ -47,12 +47,6 @@ def write(node: Node, *, json: bool) -> str:
     raise AssertionError(f"not without anchors: {node}")
 
 
-def json_escape(char: str) -> str:
-    """The escape sequence of one of JSON_ESCAPED."""
-    short = _SHORT_ESCAPES.get(char)
-    return f"\\{short}" if short else f"\\u{ord(char):04x}"
-
-
 def quote(text: str) -> str:
     """A regular expression that matches just this text, in ASCII and without slashes."""
     return "".join([_code(ord(char)) for char in text])
@@ -79,7 +73,7 @@ def _write_chars(chars: Chars, json: bool) -> str:
 def _write_escapes(chars: Chars) -> str:
     """The escape sequences of the characters of a set that need one; "" for none."""
     short, long = "", ["", ""]
-    for char in JSON_ESCAPED:
+    for char in _ESCAPED:
         if not _holds(chars, char):
             continue
         if letter := _SHORT_ESCAPES.get(char):
@@ -92,7 +86,7 @@ def _write_escapes(chars: Chars) -> str:
 
 
 def _write_class(chars: Chars, without: str) -> str:
-    """A bracketed class, minus the JSON_ESCAPED characters if there are any in ``without``."""
+    """A bracketed class, minus the _ESCAPED characters if there are any in ``without``."""
     ranges = chars.ranges
     if without and not chars.negated:
         ranges = tuple(part for span in ranges for part in _minus_escaped(span))
@@ -122,7 +116,7 @@ def _minus_surrogates(low: int, high: int) -> list[tuple[int, int]]:
 
 
 def _holds(chars: Chars, char: str) -> bool:
-    """Whether one of JSON_ESCAPED is in a set."""
+    """Whether one of _ESCAPED is in a set."""
     code = ord(char)
     inside = any(low <= code <= high for low, high in chars.ranges) or any(
         (char in oracle.ascii_in(f"/\\p{{{name}}}/")) == holds for name, holds in chars.properties

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from asyncllm.text.template_form.calls import WriteCalls
 
@@ -15,9 +15,7 @@ Fill: TypeAlias = Literal[
     "nothing", "description", "parameters", "schema", "types", "one_type", "members"
 ]
 
-FILLS: Final[tuple[Fill, ...]] = (
-    *("nothing", "description", "parameters", "schema", "types", "one_type", "members"),
-)
+FILLS: Final[tuple[Fill, ...]] = get_args(Fill)
 #: Of a type the field that says what such a value contains.
 _MEMBERS: Final[Mapping[str, str]] = {"object": "additionalProperties", "array": "items"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from functools import lru_cache
 from typing import Any
@@ -20,7 +21,7 @@ from asyncllm.text.grammar.regex_tree import (
     least_length,
     spread,
 )
-from asyncllm.text.grammar.regex_write import JSON_ESCAPED, json_escape, quote, write
+from asyncllm.text.grammar.regex_write import quote, write
 from asyncllm.text.grammar.schema.atoms import Atom, Claim, Count, In, Match
 
 
@@ -73,13 +74,8 @@ def json_text(node: Node) -> str:
 
 def json_texts(values: list[str]) -> str:
     """The JSON forms of these strings, as a regular expression."""
-    texts = [quote(json_of(value)[1:-1]) for value in values]
+    texts = [quote(json.dumps(value, ensure_ascii=False)[1:-1]) for value in values]
     return f'"{texts[0]}"' if len(texts) == 1 else f'"(?:{"|".join(texts)})"'
-
-
-def json_of(text: str) -> str:
-    """A string as the grammar writes it."""
-    return f'"{"".join(json_escape(char) if char in JSON_ESCAPED else char for char in text)}"'
 
 
 def fold(atoms: list[Atom], base: StringShape | None = None) -> StringShape | None:

@@ -12,6 +12,7 @@ where they must be, and whitespace is at most a space or a new line with its ind
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
 from decimal import Decimal
@@ -110,7 +111,7 @@ class _SchemaWriter:
             expression = f"/{strings.json_text(regex)}/"
             if any("\ud800" <= char < "\ue000" for char in text):
                 return False
-            self._matches[key] = oracle.matches(expression, strings.json_of(text))
+            self._matches[key] = oracle.matches(expression, json.dumps(text, ensure_ascii=False))
         return self._matches[key]
 
     def names(self, claims: Claims, base: StringShape) -> list[Terminal]:
