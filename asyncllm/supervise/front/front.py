@@ -20,7 +20,7 @@ from asyncllm.supervise import front_channel as channel
 from asyncllm.supervise.child import ACCEPT, LEAVING, PING, READY, content_of
 from asyncllm.supervise.crowd import Use
 from asyncllm.supervise.front.answers import Answer, as_bytes
-from asyncllm.supervise.front.everyone import Everyone
+from asyncllm.supervise.front.broadcast import Broadcast
 from asyncllm.supervise.front.hosts import Hosts
 from asyncllm.supervise.front.reader import MOST_PLACED, Client, Reader
 from asyncllm.supervise.front.replica import Parcel, Replica, able
@@ -65,7 +65,7 @@ class Front:
         self._sockets = sockets
         self._replicas = [Replica() for _ in range(num_replicas)]
         self._router = Router(num_replicas)
-        self._everyone = Everyone(poller, self._replicas)
+        self._broadcast = Broadcast(poller, self._replicas)
         # It accepts nothing itself.
         self._outage = Outage(poller, (), retry_seconds)
         self._reader = Reader(poller, sockets, request_seconds, self._place)
@@ -80,7 +80,7 @@ class Front:
 
     @property
     def deadline(self) -> float | None:
-        times = [self._reader.deadline, self._everyone.deadline, self._outage.deadline]
+        times = [self._reader.deadline, self._broadcast.deadline, self._outage.deadline]
         times.append(0.0 if self._left else self._ping_at)
         if any(replica.is_behind for replica in self._replicas):
             times.append(time.monotonic() + channel.RETRY_SECONDS)
@@ -97,7 +97,7 @@ class Front:
         if message == ACCEPT:
             server.tell(ACCEPT)
             replica.ping()
-            self._everyone.joins(server.index)
+            self._broadcast.joins(server.index)
         elif kind == READY:
             replica.ping()
             self._announce(server.index, message[1:].decode("utf-8", "replace"))
@@ -116,7 +116,7 @@ class Front:
     def lost(self, server: Server) -> None:
         self._replicas[server.index].lost()
         self._router.forget(server.index)
-        self._everyone.lost(server.index)
+        self._broadcast.lost(server.index)
         there = [c for c in self._handed.values() if c.placed and c.placed.replica == server.index]
         for client in there:
             self._take_back(client)
@@ -127,9 +127,9 @@ class Front:
         for client in [self._left.popleft() for _ in range(min(MOST_PLACED, len(self._left)))]:
             self._go_on(client)
         placed = len(self._handed) + len(self._asking) + len(self._left)
-        self._everyone.own.connections = self._reader.num_clients + placed
+        self._broadcast.own.connections = self._reader.num_clients + placed
         self._reader.act()
-        self._everyone.expire()
+        self._broadcast.expire()
         self._outage.expire()
         for replica in self._replicas:
             replica.flush()
@@ -143,7 +143,7 @@ class Front:
 
     def drop(self) -> None:
         self._outage.drop()
-        self._everyone.drop()
+        self._broadcast.drop()
         for replica in self._replicas:
             replica.lost()
         self._reader.drop()
@@ -180,7 +180,7 @@ class Front:
         elif client.probe and self._is_called(client):
             self._asking.add(client)
             request = closing(bytes(client.data))
-            self._everyone.ask(client.probe, request, partial(self._answer_probe, client))
+            self._broadcast.ask(client.probe, request, partial(self._answer_probe, client))
         else:
             home = None if client.head is None else home_of(client.head.path, client.body)
             self._hand_over(client, [home] if home in among else among)
@@ -232,7 +232,7 @@ class Front:
                 self._outage.finish(connection, as_bytes(found, is_last=True))
 
         if request:
-            self._everyone.ask(what, request, answer)
+            self._broadcast.ask(what, request, answer)
         else:  # its file is lost: this process has too many
             answer(None)
 
@@ -287,7 +287,7 @@ class Front:
             self._refuse(client, DIED)
             return
         client.has_moved = True
-        self._everyone.own.moved += 1
+        self._broadcast.own.moved += 1
         self._place(client, besides=client.placed.replica if client.placed else None)
 
     def _go_home(self, client: Client, home: int, first: bytes) -> None:

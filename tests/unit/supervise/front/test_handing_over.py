@@ -138,8 +138,8 @@ def test_a_replica_that_comes_while_all_reload_is_asked_too() -> None:
             server.began(os.getpid(), end)
             door.began(server)
         servers[0].accepts = True
-        door._everyone.ask("reload", b"request", told.append)
-        door._everyone.ask("metrics", b"another", lambda answer: None)
+        door._broadcast.ask("reload", b"request", told.append)
+        door._broadcast.ask("metrics", b"another", lambda answer: None)
         servers[1].accepts = True
         door.said(servers[1], ACCEPT, [])
         assert other.recv(MESSAGE_BYTES) == ACCEPT

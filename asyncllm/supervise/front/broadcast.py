@@ -44,7 +44,7 @@ class Question:
         self.silent: set[int] = set()
 
 
-class Everyone:
+class Broadcast:
     """Questions to all replicas that are not answered yet, and what is known of all together.
 
     Attributes:
