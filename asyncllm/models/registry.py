@@ -22,7 +22,7 @@ from asyncllm.models.config.gemma import Gemma2Config, Gemma3Config, GemmaConfig
 from asyncllm.models.config.gemma4 import Gemma4Config, Gemma4UnifiedConfig
 from asyncllm.models.config.glm import Glm4MoeConfig, GlmConfig
 from asyncllm.models.config.gpt_oss import GptOssConfig
-from asyncllm.models.config.granite import GraniteConfig, GraniteMoeConfig
+from asyncllm.models.config.granite import GraniteConfig, GraniteHybridConfig, GraniteMoeConfig
 from asyncllm.models.config.lfm2 import Lfm2Config, Lfm2MoeConfig
 from asyncllm.models.config.llama import LlamaConfig, SeedOssConfig, SmolLM3Config
 from asyncllm.models.config.mistral import Ministral3Config, MistralConfig, MixtralConfig
@@ -210,6 +210,13 @@ FAMILIES = (
         "GraniteForCausalLM",
         GraniteMoeConfig,
         ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
+    ),
+    Family(
+        "Granite 4",
+        "granite",
+        "GraniteHybridForCausalLM",
+        GraniteHybridConfig,
+        ("GraniteMoeHybridForCausalLM",),
     ),
     Family("GLM-4", "glm", "GlmForCausalLM", GlmConfig, ("GlmForCausalLM",)),
     Family("GLM-4-0414", "glm", "Glm4ForCausalLM", GlmConfig, ("Glm4ForCausalLM",)),

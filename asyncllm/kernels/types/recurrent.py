@@ -83,3 +83,32 @@ class DeltaNet(NamedTuple):
     def channels(self) -> int:
         """Elements of queries, keys and values of a token."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+class Mamba(NamedTuple):
+    """The parameters and sizes of a Mamba-2 layer, of one rank.
+
+    Attributes:
+        groups: of keys and queries; each serves ``heads / groups`` consecutive heads.
+        key_dim, value_dim: elements of a key or query ("state size"), and of a head.
+        convolution: [heads * value_dim + 2 * groups * key_dim, width]; of values, keys and queries.
+        bias: of the convolution, or None.
+        decay, step_bias, skip: float32 [heads]; see ``kernels.recurrent.mamba``.
+        limits: the least and the greatest step.
+    """
+
+    heads: int
+    groups: int
+    key_dim: int
+    value_dim: int
+    convolution: Tensor
+    bias: Tensor | None
+    decay: Tensor
+    step_bias: Tensor
+    skip: Tensor
+    limits: tuple[float, float]
+
+    @property
+    def inner(self) -> int:
+        """Elements of all heads' values."""
+        return self.heads * self.value_dim

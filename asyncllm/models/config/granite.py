@@ -1,10 +1,22 @@
-"""Granite 3, dense and with experts."""
+"""Granite 3 and 4, dense and with experts."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+import math
+from typing import ClassVar, Final, Literal
 
-from asyncllm.models.config.base import Experts, MoeConfig, Size, SizeOrZero
+from asyncllm.errors import ModelError
+from asyncllm.models.config.base import (
+    FULL,
+    LINEAR,
+    Experts,
+    MoeConfig,
+    Size,
+    SizeOrZero,
+    StateShape,
+    Width,
+)
+from asyncllm.models.rope import RopeConfig
 
 
 class GraniteConfig(MoeConfig, frozen=True, kw_only=True):
@@ -46,3 +58,86 @@ class GraniteMoeConfig(GraniteConfig, frozen=True, kw_only=True):
     @property
     def shared_expert_size(self) -> int:
         return self.shared_intermediate_size
+
+
+#: JSON has no infinity, so transformers writes it as an object.
+_Number = float | dict[str, str]
+#: The names that layers have in different versions of config.json.
+_KINDS: Final = {"attention": FULL, FULL: FULL, "mamba": LINEAR, LINEAR: LINEAR}
+
+
+class GraniteHybridConfig(GraniteMoeConfig, frozen=True, kw_only=True):
+    """Granite 4: Mamba-2 in the layers that ``layer_types`` says, mostly without positions.
+
+    Those without experts have the shared expert as their MLP.
+    """
+
+    num_local_experts: Experts | None = 8
+    shared_intermediate_size: SizeOrZero = 1024
+    position_embedding_type: str | None = None
+    mamba_n_heads: Size = 128
+    mamba_n_groups: Size = 1
+    mamba_d_state: Size = 256
+    mamba_d_head: Size | Literal["auto"] = "auto"
+    mamba_d_conv: Width = 4
+    mamba_expand: Size = 2
+    mamba_conv_bias: bool = True
+    mamba_proj_bias: bool = False
+    time_step_limit: tuple[_Number, _Number] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        inner = self.mamba_expand * self.hidden_size
+        size = self.mamba_d_head if isinstance(self.mamba_d_head, int) else None
+        if inner != self.mamba_n_heads * (size or inner // self.mamba_n_heads):
+            raise ModelError(
+                f"mamba_n_heads {self.mamba_n_heads} heads of mamba_d_head {self.mamba_d_head} are "
+                f"not mamba_expand * hidden_size, which is {inner}"
+            )
+        _ = self.step_limits
+
+    @property
+    def step_limits(self) -> tuple[float, float]:
+        """See ``kernels.types.recurrent.Mamba``."""
+        least, greatest = self.time_step_limit or (0.0, math.inf)
+        return _number(least), _number(greatest)
+
+    def layer_type(self, layer: int) -> str:
+        return _KINDS[self._listed_layer_type(layer, tuple(_KINDS)) or LINEAR]
+
+    def state(self, layer: int) -> StateShape | None:
+        if self.layer_type(layer) == FULL:
+            return None
+        inner = self.mamba_expand * self.hidden_size
+        return StateShape(
+            channels=inner + 2 * self.mamba_n_groups * self.mamba_d_state,
+            width=self.mamba_d_conv,
+            heads=self.mamba_n_heads,
+            keys=self.mamba_d_state,
+            values=inner // self.mamba_n_heads,
+        )
+
+    def rope(self, layer: int) -> RopeConfig | None:
+        return super().rope(layer) if self.position_embedding_type == "rope" else None
+
+    def mlp_size(self, layer: int) -> int:
+        return self.shared_intermediate_size
+
+    @property
+    def more_params(self) -> tuple[int, int]:
+        total = 0
+        for layer in range(self.num_hidden_layers):
+            if (state := self.state(layer)) is not None:
+                inner = state.heads * state.values
+                total += self.hidden_size * (2 * inner + state.channels + state.heads)
+                total += state.num_inputs
+        return total, 0
+
+
+def _number(value: _Number) -> float:
+    if not isinstance(value, dict):
+        return value
+    try:
+        return float(value["__float__"])
+    except (KeyError, ValueError):
+        raise ModelError(f"time_step_limit has {value}, which is no number") from None

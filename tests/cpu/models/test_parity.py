@@ -66,6 +66,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "granite_moe",
         {"shared_intermediate_size": 192, "num_experts_per_tok": 4},
     ),
+    "granite4-dense": (
+        "granite_hybrid",
+        {
+            "num_local_experts": 0,
+            "shared_intermediate_size": 96,
+            "position_embedding_type": "rope",
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+            "time_step_limit": [0.5, 1.5],
+        },
+    ),
     "glm4-moe-plain": (
         "glm4_moe",
         {"use_qk_norm": False, "first_k_dense_replace": 0, "n_shared_experts": 3},

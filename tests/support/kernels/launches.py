@@ -240,13 +240,18 @@ def added(rows: int) -> Projection[Tensor]:
 
 def launch_recurrent() -> None:
     from asyncllm.kernels.triton.recurrent.delta import gated_delta_net
-    from asyncllm.kernels.types.recurrent import DeltaNet, LayerState, StateRows
+    from asyncllm.kernels.triton.recurrent.mamba import mamba
+    from asyncllm.kernels.types.recurrent import DeltaNet, LayerState, Mamba, StateRows
 
     numbers = torch.empty(32)
     net = DeltaNet(16, 32, 128, 128, half(8192, 4), numbers, numbers, half(128), 1e-6)
     state = LayerState(half(9, 4, 8192), torch.empty(9, 32, 128, 128))
     rows = StateRows(int32(8), int32(8), int32(9), one_token=False)
     gated_delta_net(half(100, 12288), half(100, 64), net, state, rows)
+    sizes, of_heads = (48, 1, 128, 64), (numbers, numbers, numbers)
+    mamba_net = Mamba(*sizes, half(3328, 4), half(3328), *of_heads, (0.0, float("inf")))
+    state = LayerState(half(9, 4, 3328), torch.empty(9, 48, 128, 64))
+    mamba(half(100, 6448), mamba_net, state, rows)
 
 
 def launch_sampling() -> None:

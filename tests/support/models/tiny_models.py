@@ -266,6 +266,19 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_intermediate_size": 40,
         },
     ),
+    "granite_hybrid": (
+        "GraniteMoeHybridConfig",
+        {
+            **_GRANITE,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "shared_intermediate_size": 40,
+            "mamba_n_heads": 8,
+            "mamba_d_state": 24,
+            "rms_norm_eps": 1e-3,
+        },
+    ),
     "glm": ("GlmConfig", {**_ROTARY, "head_dim": 16}),
     "glm4": ("Glm4Config", {**_ROTARY, "head_dim": 16}),
     "glm4_moe": (

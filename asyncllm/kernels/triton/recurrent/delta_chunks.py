@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
+from asyncllm.kernels.triton.launch import NATIVE, Launcher, cdiv, next_power_of_2
 from asyncllm.kernels.triton.recurrent.convolution import TOKENS, convolve
 from asyncllm.kernels.triton.recurrent.delta_decode import decay_of
 from asyncllm.kernels.triton.recurrent.tiles import TILE, find_tiles, load_tile
@@ -57,15 +57,12 @@ def _inverse(lower, TILE: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _load_gates(gates, decay, step_bias, token, end, head, GATE_STRIDE: tl.constexpr, HEADS):
-    """beta and the running sum of g of a tile's tokens; 0 and the last sum after the row's end."""
-    place = gates + token.to(tl.int64) * GATE_STRIDE + head
-    exists = token < end
-    beta = 1.0 / (1.0 + tl.exp(-tl.load(place, mask=exists, other=0.0).to(tl.float32)))
-    g = decay_of(
-        decay, step_bias, tl.load(place + HEADS, mask=exists, other=0.0).to(tl.float32), head
-    )
-    return tl.where(exists, beta, 0.0), tl.cumsum(tl.where(exists, g, 0.0), 0)
+def _dot(a, b, PRECISION: tl.constexpr):
+    """Of 16-bit operands; of float32 ones with that precision. The interpreter has no 16 bits."""
+    if NATIVE:
+        return tl.dot(a, b, input_precision=PRECISION)
+    else:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
 
 
 @triton.jit
@@ -81,6 +78,7 @@ def _prepare(
     u,
     w,
     mixed,
+    totals,
     KEY_HEADS: tl.constexpr,
     HEADS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -101,6 +99,7 @@ def _prepare(
         return
     head = tl.program_id(1)
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEYS + HEADS * VALUES
+    dtype: tl.constexpr = qkv.dtype.element_ty
     token = first + tl.arange(0, TILE)
     exists = token[:, None] < end
     at = token[:, None].to(tl.int64)
@@ -108,38 +107,39 @@ def _prepare(
     keys = qkv + at * CHANNELS + head // (HEADS // KEY_HEADS) * KEYS + key
     q = tl.load(keys, mask=exists & (key < KEYS), other=0.0)
     k = tl.load(keys + KEY_HEADS * KEYS, mask=exists & (key < KEYS), other=0.0)
-    beta, total = _load_gates(gates, decay, step_bias, token, end, head, GATE_STRIDE, HEADS)
+    of_head = gates + token.to(tl.int64) * GATE_STRIDE + head
+    b = tl.load(of_head, mask=token < end, other=0.0).to(tl.float32)
+    a = tl.load(of_head + HEADS, mask=token < end, other=0.0).to(tl.float32)
+    # After the end, nothing is added and nothing decays.
+    beta = tl.where(token < end, 1.0 / (1.0 + tl.exp(-b)), 0.0)
+    g = decay_of(decay, step_bias, a, head)
+    total = tl.cumsum(tl.where(token < end, g, 0.0), 0)
+    tl.store(totals + token.to(tl.int64) * HEADS + head, total, mask=token < end)
     i = tl.arange(0, TILE)[:, None]
     j = tl.arange(0, TILE)[None, :]
     decays = tl.exp(tl.where(i >= j, total[:, None] - total[None, :], 0.0))
-    q = q.to(tl.float32)
-    k = k.to(tl.float32)
-    pairs = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-    pairs = tl.where(i >= j, pairs * decays, 0.0)
+    pairs = tl.where(i >= j, _dot(q, tl.trans(k), PRECISION) * decays, 0.0)
     square = mixed + (at * HEADS + head) * TILE + j
-    tl.store(square, pairs.to(mixed.dtype.element_ty), mask=exists)
-    alike = tl.dot(k, tl.trans(k), input_precision=PRECISION)
+    tl.store(square, pairs.to(dtype), mask=exists)
+    alike = _dot(k, tl.trans(k), PRECISION)
     lower = tl.where(i > j, beta[:, None] * alike * decays, 0.0)
     inverse = _inverse(lower, TILE, INVERSE_PRECISION)
-    grown = (beta * tl.exp(total))[:, None] * k
-    solved = tl.dot(inverse, grown, input_precision=PRECISION)
+    grown = inverse * (beta * tl.exp(total))[None, :]
     place = w + (at * HEADS + head) * KEYS + key
-    tl.store(place, solved.to(w.dtype.element_ty), mask=exists & (key < KEYS))
+    solved = _dot(grown.to(dtype), k, PRECISION)
+    tl.store(place, solved.to(dtype), mask=exists & (key < KEYS))
     column = tl.arange(0, VALUE_BLOCK)[None, :]
     is_value = exists & (column < VALUES)
     values = qkv + at * CHANNELS + 2 * KEY_HEADS * KEYS + head * VALUES + column
-    v = tl.load(values, mask=is_value, other=0.0).to(tl.float32)
-    solved = tl.dot(inverse, beta[:, None] * v, input_precision=PRECISION)
+    v = tl.load(values, mask=is_value, other=0.0)
+    solved = _dot((inverse * beta[None, :]).to(dtype), v, PRECISION)
     place = u + (at * HEADS + head) * VALUES + column
-    tl.store(place, solved.to(u.dtype.element_ty), mask=is_value)
+    tl.store(place, solved.to(dtype), mask=is_value)
 
 
 @triton.jit
 def _advance(
     qkv,
-    gates,
-    decay,
-    step_bias,
     matrices,
     slots,
     starts,
@@ -147,12 +147,12 @@ def _advance(
     u,
     w,
     mixed,
+    totals,
     out,
     KEY_HEADS: tl.constexpr,
     HEADS: tl.constexpr,
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
-    GATE_STRIDE: tl.constexpr,
     MATRIX_STRIDE: tl.constexpr,
     PRECISION: tl.constexpr,
     TILE: tl.constexpr,
@@ -170,6 +170,7 @@ def _advance(
         return
     head = tl.program_id(1)
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEYS + HEADS * VALUES
+    dtype: tl.constexpr = qkv.dtype.element_ty
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     key = tl.arange(0, KEY_BLOCK)
     slot = tl.load(slots + row).to(tl.int64)
@@ -178,30 +179,33 @@ def _advance(
     is_element = (key[:, None] < KEYS) & (column < VALUES)
     state = tl.load(place, mask=is_element & (tl.load(starts + row) > 0), other=0.0)
     is_key = key[None, :] < KEYS
+    j = tl.arange(0, TILE)
     for first in range(begin, end, TILE):
-        token = first + tl.arange(0, TILE)
+        token = first + j
         exists = token[:, None] < end
         at = token[:, None].to(tl.int64)
-        _, total = _load_gates(gates, decay, step_bias, token, end, head, GATE_STRIDE, HEADS)
         keys = qkv + at * CHANNELS + head // (HEADS // KEY_HEADS) * KEYS + key[None, :]
-        q = tl.load(keys, mask=exists & is_key, other=0.0).to(tl.float32)
-        k = tl.load(keys + KEY_HEADS * KEYS, mask=exists & is_key, other=0.0).to(tl.float32)
+        q = tl.load(keys, mask=exists & is_key, other=0.0)
+        k = tl.load(keys + KEY_HEADS * KEYS, mask=exists & is_key, other=0.0)
         solved = w + (at * HEADS + head) * KEYS + key[None, :]
-        solved = tl.load(solved, mask=exists & is_key, other=0.0).to(tl.float32)
+        solved = tl.load(solved, mask=exists & is_key, other=0.0)
         is_value = exists & (column < VALUES)
         added = u + (at * HEADS + head) * VALUES + column
         added = tl.load(added, mask=is_value, other=0.0).to(tl.float32)
-        added -= tl.dot(solved, state, input_precision=PRECISION)
-        pairs = mixed + (at * HEADS + head) * TILE + tl.arange(0, TILE)[None, :]
-        pairs = tl.load(pairs, mask=exists, other=0.0).to(tl.float32)
-        result = tl.dot(q, state, input_precision=PRECISION) * tl.exp(total)[:, None]
-        result += tl.dot(pairs, added, input_precision=PRECISION)
+        pairs = mixed + (at * HEADS + head) * TILE + j[None, :]
+        pairs = tl.load(pairs, mask=exists, other=0.0)
+        # After the end, the running sum stays what it is.
+        known = tl.minimum(token, end - 1).to(tl.int64)
+        total = tl.load(totals + known * HEADS + head)
+        last = tl.load(totals + tl.minimum(first + TILE, end).to(tl.int64) * HEADS - HEADS + head)
+        rounded = state.to(dtype)
+        added -= _dot(solved, rounded, PRECISION)
+        result = _dot(q, rounded, PRECISION) * tl.exp(total)[:, None]
+        result += _dot(pairs, added.to(dtype), PRECISION)
         place_of_result = out + (at * HEADS + head) * VALUES + column
-        tl.store(place_of_result, result.to(out.dtype.element_ty), mask=is_value)
-        last = tl.min(total, axis=0)  # it never grows
-        k *= tl.exp(last - total)[:, None]
-        state *= tl.exp(last)
-        state += tl.dot(tl.trans(k), added, input_precision=PRECISION)
+        tl.store(place_of_result, result.to(dtype), mask=is_value)
+        added *= tl.exp(last - total)[:, None]
+        state = state * tl.exp(last) + _dot(tl.trans(k), added.to(dtype), PRECISION)
     tl.store(place, state, mask=is_element)
 
 
@@ -268,23 +272,24 @@ def chunks(
     u = x.new_empty(len(x), heads, values)
     w = x.new_empty(len(x), heads, keys)
     mixed = x.new_empty(len(x), heads, TILE)
+    totals = torch.empty(len(x), heads, dtype=torch.float32, device=x.device)
     out = x.new_empty(len(x), heads, values)
     is_exact = x.dtype == torch.float32
     precision, inverse = ("ieee", "ieee") if is_exact else ("tf32", "tf32x3")
-    sizes = net.key_heads, heads, keys, values, gates.stride(0)
+    sizes = net.key_heads, heads, keys, values
     key_block, value_block = (max(next_power_of_2(n), 16) for n in (keys, values))
     _launch_prepare(
         (count, heads, 1),
-        (qkv, gates, net.decay, net.step_bias, *of_rows, tiles, u, w, mixed),
-        (*sizes, precision, inverse, TILE, key_block, value_block),
-        num_warps=8,
+        (qkv, gates, net.decay, net.step_bias, *of_rows, tiles, u, w, mixed, totals),
+        (*sizes, gates.stride(0), precision, inverse, TILE, key_block, value_block),
+        num_warps=4,
     )
     columns = min(COLUMNS, value_block)
     _launch_advance(
         (cdiv(values, columns), heads, len(rows.slots)),
-        (qkv, gates, net.decay, net.step_bias, state.matrices, *of_rows, u, w, mixed, out),
+        (qkv, state.matrices, *of_rows, u, w, mixed, totals, out),
         (*sizes, state.matrices.stride(0), precision, TILE, key_block, columns),
-        num_warps=8,
+        num_warps=4,
         num_stages=2,
     )
     _launch_normalize(

@@ -12,8 +12,10 @@ import triton.language as tl
 from torch import Tensor
 
 from asyncllm.kernels.triton.launch import Launcher, next_power_of_2
-from asyncllm.kernels.triton.recurrent.convolution import convolved
 from asyncllm.kernels.types.recurrent import UNIT_EPS, DeltaNet, LayerState, StateRows
+
+#: How often a program goes over parts of its matrix.
+PASSES = 1
 
 
 @triton.jit
@@ -30,9 +32,10 @@ def decay_of(decay, step_bias, gate, head):
 
 
 @triton.jit
-def _conv(
+def convolved_token(
     x,
     weight,
+    bias,
     inputs,
     token,
     position,
@@ -40,36 +43,47 @@ def _conv(
     first,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
-    keeps,
     ROW_STRIDE: tl.constexpr,
     SLOT_STRIDE: tl.constexpr,
     CHANNELS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """SIZE channels from ``first`` on of one token, convolved and activated: float32 [1, BLOCK]."""
+    """SIZE channels from ``first`` on of one token: convolved and activated, float32 [1, BLOCK],
+    and what ``keep_token`` takes. Stores nothing, so that loads do not wait for each other."""
     column = tl.arange(0, BLOCK)[None, :]
     channels = first + column
     exists = column < SIZE
-    at = tl.full([1, 1], 0, tl.int32)
-    total = convolved(
-        x,
-        weight,
-        inputs,
-        at + token,
-        token,
-        at + position,
-        slot,
-        channels,
-        exists,
-        ROW_STRIDE,
-        SLOT_STRIDE,
-        CHANNELS,
-        WIDTH,
-    )
-    new = tl.load(x + token.to(tl.int64) * ROW_STRIDE + channels, mask=exists)
-    place = inputs + slot * SLOT_STRIDE + position % WIDTH * CHANNELS + channels
-    tl.store(place, new.to(inputs.dtype.element_ty), mask=exists & keeps)
-    return tl.where(exists, total / (1.0 + tl.exp(-total)), 0.0)
+    new = tl.load(x + token.to(tl.int64) * ROW_STRIDE + channels, mask=exists, other=0.0)
+    weights = weight + channels * WIDTH + WIDTH - 1
+    total = new.to(tl.float32) * tl.load(weights, mask=exists, other=0.0).to(tl.float32)
+    of_slot = inputs + slot * SLOT_STRIDE + channels
+    for back in tl.static_range(1, WIDTH):
+        place = of_slot + (position - back + WIDTH) % WIDTH * CHANNELS
+        old = tl.load(place, mask=exists & (position >= back), other=0.0).to(tl.float32)
+        total += old * tl.load(weights - back, mask=exists, other=0.0).to(tl.float32)
+    if bias is not None:
+        total += tl.load(bias + channels, mask=exists, other=0.0).to(tl.float32)
+    return tl.where(exists, total / (1.0 + tl.exp(-total)), 0.0), new
+
+
+@triton.jit
+def keep_token(
+    inputs,
+    new,
+    position,
+    slot,
+    first,
+    keeps,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SLOT_STRIDE: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Keep what ``convolved_token`` has read for the following tokens."""
+    column = tl.arange(0, BLOCK)[None, :]
+    place = inputs + slot * SLOT_STRIDE + position % WIDTH * CHANNELS + first + column
+    tl.store(place, new.to(inputs.dtype.element_ty), mask=(column < SIZE) & keeps)
 
 
 @triton.jit
@@ -99,12 +113,14 @@ def _decode(
     WIDTH: tl.constexpr,
     KEY_BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
+    PASSES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     head = tl.program_id(0)
     row = tl.program_id(1)
     GROUP: tl.constexpr = HEADS // KEY_HEADS
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEYS + HEADS * VALUES
+    PART: tl.constexpr = KEY_BLOCK // PASSES
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     # The step's rows and the states were written long before: at least the projection's launch,
@@ -113,97 +129,92 @@ def _decode(
     count = tl.load(offsets + row + 1) - token
     slot = tl.load(slots + row).to(tl.int64)
     position = tl.load(starts + row)
-    key = tl.arange(0, KEY_BLOCK)[:, None]
+    part = tl.arange(0, PART)[:, None]
     column = tl.arange(0, VALUE_BLOCK)[None, :]
-    matrix = matrices + slot * MATRIX_STRIDE + head * (KEYS * VALUES)
-    IS_WHOLE: tl.constexpr = KEYS == KEY_BLOCK and VALUES == VALUE_BLOCK
-    state = tl.zeros([KEY_BLOCK, VALUE_BLOCK], tl.float32)
-    if (position > 0) & (count == 1):
-        if IS_WHOLE:
-            state = tl.load(matrix + key * VALUES + column)
-        else:
-            is_element = (key < KEYS) & (column < VALUES)
-            state = tl.load(matrix + key * VALUES + column, mask=is_element, other=0.0)
+    is_value = column < VALUES
+    matrix = matrices + slot * MATRIX_STRIDE + head * (KEYS * VALUES) + part * VALUES + column
+    is_known = (position > 0) & (count == 1) & is_value
+    if PASSES == 1:
+        state = tl.load(matrix, mask=is_known & (part < KEYS), other=0.0)
     if PDL:
         tl.extra.cuda.gdc_wait()
     if count != 1:
         return
     result = y + token.to(tl.int64) * (HEADS * VALUES) + head * VALUES + column
     if slot == 0:
-        tl.store(result, tl.zeros([1, VALUE_BLOCK], y.dtype.element_ty), mask=column < VALUES)
+        tl.store(result, tl.zeros([1, VALUE_BLOCK], y.dtype.element_ty), mask=is_value)
         return
-    key_head = head // GROUP
-    is_first = head % GROUP == 0
-    q = _conv(
-        x,
-        weight,
-        inputs,
-        token,
-        position,
-        slot,
-        key_head * KEYS,
-        KEYS,
-        KEY_BLOCK,
-        is_first,
-        ROW_STRIDE,
-        SLOT_STRIDE,
-        CHANNELS,
-        WIDTH,
-    )
-    k = _conv(
-        x,
-        weight,
-        inputs,
-        token,
-        position,
-        slot,
-        (KEY_HEADS + key_head) * KEYS,
-        KEYS,
-        KEY_BLOCK,
-        is_first,
-        ROW_STRIDE,
-        SLOT_STRIDE,
-        CHANNELS,
-        WIDTH,
-    )
-    v = _conv(
-        x,
-        weight,
-        inputs,
-        token,
-        position,
-        slot,
-        2 * KEY_HEADS * KEYS + head * VALUES,
-        VALUES,
-        VALUE_BLOCK,
-        True,
-        ROW_STRIDE,
-        SLOT_STRIDE,
-        CHANNELS,
-        WIDTH,
-    )
+    first_q = head // GROUP * KEYS
+    first_k = KEY_HEADS * KEYS + first_q
+    first_v = 2 * KEY_HEADS * KEYS + head * VALUES
+    q, new_q = convolved_token(
+        x, weight, None, inputs, token, position, slot, first_q, KEYS, KEY_BLOCK,
+        ROW_STRIDE, SLOT_STRIDE, CHANNELS, WIDTH,
+    )  # fmt: skip
+    k, new_k = convolved_token(
+        x, weight, None, inputs, token, position, slot, first_k, KEYS, KEY_BLOCK,
+        ROW_STRIDE, SLOT_STRIDE, CHANNELS, WIDTH,
+    )  # fmt: skip
+    v, new_v = convolved_token(
+        x, weight, None, inputs, token, position, slot, first_v, VALUES, VALUE_BLOCK,
+        ROW_STRIDE, SLOT_STRIDE, CHANNELS, WIDTH,
+    )  # fmt: skip
+    of_token = gates + token.to(tl.int64) * GATE_STRIDE + head
+    beta = 1.0 / (1.0 + tl.exp(-tl.load(of_token).to(tl.float32)))
+    kept = tl.exp(decay_of(decay, step_bias, tl.load(of_token + HEADS).to(tl.float32), head))
+    factors = tl.load(norm + column, mask=is_value, other=0.0).to(tl.float32)
+    z = x + token.to(tl.int64) * ROW_STRIDE + CHANNELS + head * VALUES + column
+    gate = tl.load(z, mask=is_value, other=0.0).to(tl.float32)
+    factors *= gate / (1.0 + tl.exp(-gate))
     q *= tl.rsqrt(tl.sum(q * q, axis=1, keep_dims=True) + UNIT) * KEYS**-0.5
     k *= tl.rsqrt(tl.sum(k * k, axis=1, keep_dims=True) + UNIT)
     alike = tl.sum(q * k, axis=1, keep_dims=True)
-    q = tl.trans(q)
-    k = tl.trans(k)
-    of_token = gates + token.to(tl.int64) * GATE_STRIDE + head
-    beta = 1.0 / (1.0 + tl.exp(-tl.load(of_token).to(tl.float32)))
-    state *= tl.exp(decay_of(decay, step_bias, tl.load(of_token + HEADS).to(tl.float32), head))
-    added = beta * (v - tl.sum(state * k, axis=0, keep_dims=True))
-    out = tl.sum(state * q, axis=0, keep_dims=True) + alike * added
-    state += k * added
-    if IS_WHOLE:
-        tl.store(matrix + key * VALUES + column, state)
+    if PASSES == 1:
+        q = tl.trans(q)
+        k = tl.trans(k)
+        of_key = tl.sum(state * k, axis=0, keep_dims=True)
+        of_query = tl.sum(state * q, axis=0, keep_dims=True)
+        added = beta * (v - kept * of_key)
+        tl.store(matrix, kept * state + k * added, mask=is_value & (part < KEYS))
     else:
-        is_element = (key < KEYS) & (column < VALUES)
-        tl.store(matrix + key * VALUES + column, state, mask=is_element)
-    out *= tl.rsqrt(tl.sum(out * out, axis=1, keep_dims=True) / VALUES + NORM_EPS)
-    out *= tl.load(norm + column, mask=column < VALUES, other=0.0).to(tl.float32)
-    z = x + token.to(tl.int64) * ROW_STRIDE + CHANNELS + head * VALUES + column
-    gate = tl.load(z, mask=column < VALUES, other=0.0).to(tl.float32)
-    out *= gate / (1.0 + tl.exp(-gate))
-    tl.store(result, out.to(y.dtype.element_ty), mask=column < VALUES)
+        # The matrix is read twice, from the cache the second time, and never as a whole in
+        # registers, so that more programs run at the same time.
+        q = tl.reshape(q, [PASSES, PART])
+        k = tl.reshape(k, [PASSES, PART])
+        number = tl.arange(0, PASSES)[:, None]
+        of_key = tl.zeros([1, VALUE_BLOCK], tl.float32)
+        of_query = tl.zeros([1, VALUE_BLOCK], tl.float32)
+        for i in tl.static_range(PASSES):
+            exists = is_known & (i * PART + part < KEYS)
+            state = tl.load(matrix + i * PART * VALUES, mask=exists, other=0.0)
+            keys = tl.sum(tl.where(number == i, k, 0.0), axis=0)[:, None]
+            queries = tl.sum(tl.where(number == i, q, 0.0), axis=0)[:, None]
+            of_key += tl.sum(state * keys, axis=0, keep_dims=True)
+            of_query += tl.sum(state * queries, axis=0, keep_dims=True)
+        added = beta * (v - kept * of_key)
+        for i in tl.static_range(PASSES):
+            exists = is_known & (i * PART + part < KEYS)
+            state = tl.load(matrix + i * PART * VALUES, mask=exists, other=0.0)
+            keys = tl.sum(tl.where(number == i, k, 0.0), axis=0)[:, None]
+            place = matrix + i * PART * VALUES
+            exists = is_value & (i * PART + part < KEYS)
+            tl.store(place, kept * state + keys * added, mask=exists)
+    out = kept * of_query + alike * added
+    out *= tl.rsqrt(tl.sum(out * out, axis=1, keep_dims=True) / VALUES + NORM_EPS) * factors
+    tl.store(result, out.to(y.dtype.element_ty), mask=is_value)
+    is_first = head % GROUP == 0
+    keep_token(
+        inputs, new_q, position, slot, first_q, is_first, KEYS, KEY_BLOCK,
+        SLOT_STRIDE, CHANNELS, WIDTH,
+    )  # fmt: skip
+    keep_token(
+        inputs, new_k, position, slot, first_k, is_first, KEYS, KEY_BLOCK,
+        SLOT_STRIDE, CHANNELS, WIDTH,
+    )  # fmt: skip
+    keep_token(
+        inputs, new_v, position, slot, first_v, True, VALUES, VALUE_BLOCK,
+        SLOT_STRIDE, CHANNELS, WIDTH,
+    )  # fmt: skip
 
 
 _launch = Launcher(_decode)
@@ -222,6 +233,6 @@ def decode(
     _launch(
         (net.value_heads, len(rows.slots), 1),
         (x, gates, *weights, state.inputs, state.matrices, *of_rows, y),
-        (*sizes, *strides, state.inputs.shape[1], *blocks),
-        num_warps=max(blocks[0] * blocks[1] // 2048, 1),
+        (*sizes, *strides, state.inputs.shape[1], *blocks, PASSES),
+        num_warps=max(blocks[0] * blocks[1] // 2048 // PASSES, 1),
     )

@@ -1,0 +1,85 @@
+"""The Mamba-2 layer of Granite 4."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from asyncllm.attention.base import ForwardBatch
+from asyncllm.errors import ModelError
+from asyncllm.kernels.recurrent.mamba import mamba
+from asyncllm.kernels.types import Norm
+from asyncllm.kernels.types.recurrent import Mamba
+from asyncllm.models.config.base import StateShape
+from asyncllm.models.layers.linear import FusedLinear, Kept, RowLinear
+from asyncllm.models.layers.norm import RMSNorm, SharedRMSNorm
+from asyncllm.models.layers.parameter import Placement
+from asyncllm.models.layers.recurrent import HeadNumbers, RecurrentLayer, ShortConvolution
+
+
+class MambaLayer(RecurrentLayer):
+    """[tokens, hidden] -> [needed tokens, hidden]; ranks share heads, and all have the one group of
+    keys and queries.
+
+    Args:
+        layer: its number.
+        state: of all ranks' heads.
+        eps: of the norm of all heads together.
+        limits: see ``kernels.types.recurrent.Mamba``.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        state: StateShape,
+        layer: int,
+        place: Placement,
+        *,
+        eps: float,
+        limits: tuple[float, float],
+        conv_bias: bool,
+        bias: bool,
+    ):
+        super().__init__()
+        self.layer = layer
+        heads = Kept.share(state.heads, "mamba_n_heads", place.ranks)
+        values = heads.times(state.values)
+        shared = (state.channels - state.heads * state.values) // 2
+        if shared != state.keys:
+            raise ModelError(f"mamba_n_groups is {shared // state.keys}; only 1 is supported")
+        keys = Kept(shared, (slice(0, shared),))
+        channels = Kept.of(values, keys, keys)
+        inputs = {"in_proj": Kept.of(values, values, keys, keys, heads)}
+        self.in_proj = FusedLinear(hidden_size, inputs, place, bias=bias)
+        self.conv1d = ShortConvolution(channels, state.width, place, bias=conv_bias)
+        self.numbers = HeadNumbers(heads, ("A_log", "dt_bias", "D"), place)
+        self.norm = SharedRMSNorm(values, partial(RMSNorm, eps=eps, place=place), place.ranks)
+        self.out_proj = RowLinear(values, hidden_size, place, bias=bias)
+        self.limits = limits
+        self.state = state._replace(channels=channels.size, heads=heads.size)
+
+    def forward(
+        self,
+        x: Tensor,
+        rope: Tensor | None,
+        batch: ForwardBatch,
+        *,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        net = Mamba(
+            heads=self.state.heads,
+            groups=1,
+            key_dim=self.state.keys,
+            value_dim=self.state.values,
+            convolution=self.conv1d.weight,
+            bias=self.conv1d.bias,
+            decay=self.numbers["A_log"],
+            step_bias=self.numbers["dt_bias"],
+            skip=self.numbers["D"],
+            limits=self.limits,
+        )
+        mixed = mamba(self.in_proj(x, norm=norm), net, *batch.recurrent(self.layer))
+        out: Tensor = self.out_proj(self.norm(batch.needed(mixed)), residual=residual)
+        return out
