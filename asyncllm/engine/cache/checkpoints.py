@@ -91,11 +91,6 @@ class StateSlots:
         """Slots of checkpoints."""
         return len(self._dispensable) + len(self._plain) + len(self._pinned)
 
-    @property
-    def num_available(self) -> int:
-        """Slots that sequences could take now."""
-        return len(self._free) + self.num_kept
-
     # -- slots of sequences ----------------------------------------------------------------------
 
     def take(self) -> int | None:
@@ -195,12 +190,16 @@ class StateSlots:
     def _pop(self) -> Checkpoint | None:
         """Take out the checkpoint whose slot is taken next."""
         pinned = self._pinned
-        if pinned and not next(iter(pinned)).pinned:
-            return pinned.popitem(last=False)[0]  # its pin has ended
+        if pinned:
+            checkpoint = next(iter(pinned))
+            if checkpoint.node is None or not checkpoint.node.pinned:
+                del pinned[checkpoint]
+                return checkpoint  # its pin has ended
         for order in (self._dispensable, self._plain):
             while order:
                 checkpoint, _ = order.popitem(last=False)
-                if not checkpoint.pinned:
+                node = checkpoint.node
+                if node is None or node.pin is None or not node.pinned:
                     return checkpoint
                 pinned[checkpoint] = None
         return pinned.popitem(last=False)[0] if pinned else None
@@ -212,7 +211,7 @@ class StateSlots:
 
 
 def _unlink(checkpoint: Checkpoint) -> None:
-    if checkpoint.node is not None:
-        checkpoint.node.checkpoint = None
-        checkpoint.node = None
-    checkpoint.slot, checkpoint.ready = NO_STATE, False
+    if (node := checkpoint.node) is not None:
+        node.checkpoint = checkpoint.node = None
+    checkpoint.slot = NO_STATE
+    checkpoint.ready = False

@@ -45,12 +45,6 @@ class Checkpoint(msgspec.Struct, eq=False, gc=False):
 
     __repr__ = object.__repr__
 
-    @property
-    def pinned(self) -> bool:
-        """Whether it is on a pinned page."""
-        node = self.node
-        return node is not None and node.pin is not None and node.pinned
-
 
 class Node(msgspec.Struct, eq=False, gc=False):
     """One page's worth of tokens, after those of its ancestors. Roots hold none.

@@ -123,7 +123,7 @@ class SlotsMachine(RuleBasedStateMachine):
         everywhere = sorted([*slots._free, *self.taken, *kept])
         assert everywhere == list(range(1, slots.num_slots + 1)), "none is lost, none has two"
         assert (slots.num_taken, slots.num_kept) == (len(self.taken), len(kept))
-        assert slots.num_available == slots.num_slots - len(self.taken)
+        assert slots.num_free == slots.num_slots - len(self.taken) - len(kept)
         for checkpoint in checkpoints:
             assert checkpoint.node is None or checkpoint.node.checkpoint is checkpoint
         assert all(checkpoint.slot == NO_STATE for checkpoint in self.promised)
