@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from typing import NamedTuple, Self
 
 from asyncllm.config import EngineLimits
@@ -122,6 +123,12 @@ class KVCacheManager:
         """Have it told of each page that comes and goes, from now on; the cache is empty."""
         self._tree.changes = changes
 
+    def has(self, tokens: array[int], salt: bytes) -> bool:
+        """Whether the pages of these tokens are there, or about to be, with or without a state."""
+        match = self._tree.match(tokens + array("i", [0]), salt)  # which leaves out the last token
+        known = match.node.depth + len(match.host)
+        return match.pending is not None or known * self.page_size == len(tokens)
+
     # -- one sequence ----------------------------------------------------------------------------
 
     def match(self, table: BlockTable, most: int | None = None) -> Match:
@@ -151,25 +158,14 @@ class KVCacheManager:
         return node
 
     def join(self, table: BlockTable, most: int) -> None:
-        """Hold cached pages of tokens that the table computes again, unless there are too many.
+        """Hold the cached pages, ``most`` at most, of tokens that the table computes again.
 
-        It has pages of its own for these tokens. Those that follow can enter the tree only below
-        the cached ones.
-
-        Args:
-            most: pages that are there beside those that the table will need.
+        It has pages of its own for these. What follows can enter the tree only below cached ones.
         """
-        path: list[Node] = []
-        node = table.node
-        while node is not None:
-            node = node.children.get(self._key(table, node.depth))
-            if node is None or not node.ready or node.page == NO_PAGE:
-                break
-            path.append(node)
-        if path and len(path) <= most:
-            for node in path:
-                self._tree.lock_one(node)
-            table.node = path[-1]
+        path = list(self._cached_below(table, len(table.tokens) // self.page_size))
+        for node in path if len(path) <= most else ():
+            self._tree.lock_one(node)
+            table.node = node
 
     def hold(self, table: BlockTable, match: Match) -> None:
         """Lock the device part of a match, with which the block table then begins."""
@@ -236,17 +232,12 @@ class KVCacheManager:
 
     def commit(self, table: BlockTable, num_tokens: int) -> None:
         """Let others find the full pages of ``num_tokens`` computed positions."""
-        node = table.node
-        if node is None or not self.prefix_caching:
+        if table.node is None or not self.prefix_caching:
             return
         num_pages = num_tokens // self.page_size
-        for index in range(node.depth, num_pages):
-            child = node.children.get(self._key(table, index))
-            if child is None or not child.ready or child.page == NO_PAGE:
-                break
-            self._tree.lock_one(child)  # another sequence has computed it, too, and was faster
-            node = child
-        table.node = node
+        for node in self._cached_below(table, num_pages):
+            self._tree.lock_one(node)  # another sequence has computed it, too, and was faster
+            table.node = node
         self._enter(table, num_pages, ready=True)
 
     def pin(self, table: BlockTable, num_tokens: int, tenant: str, until: float) -> int:
@@ -291,6 +282,15 @@ class KVCacheManager:
         self._tree.unlock(end, cold=cold)
         table.node = table.first_own = None
         table.pages = []
+
+    def _cached_below(self, table: BlockTable, num_pages: int) -> Iterator[Node]:
+        """The nodes of its next pages, up to ``num_pages``, as far as others have computed them."""
+        node = table.node
+        while node is not None and node.depth < num_pages:
+            node = node.children.get(self._key(table, node.depth))
+            if node is None or not node.ready or node.page == NO_PAGE:
+                break
+            yield node
 
     def _key(self, table: BlockTable, index: int) -> bytes:
         start = index * self.page_size

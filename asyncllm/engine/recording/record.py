@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from zlib import crc32
 
@@ -10,7 +9,6 @@ import msgspec
 
 from asyncllm.config import EngineLimits
 from asyncllm.engine.cache.manager import KVCacheManager
-from asyncllm.engine.cache.pages import BlockTable
 from asyncllm.engine.policy import POLICIES, Policy
 from asyncllm.engine.recording.page_ids import PageIds, Place
 from asyncllm.engine.recording.trace_file import (
@@ -119,10 +117,9 @@ class Recorder:
 
     def __init__(self, writer: TraceWriter, limits: EngineLimits, cache: KVCacheManager):
         self.writer = writer
-        self._cache = cache
         self._page_size = limits.page_size
         room = 2 * (limits.num_pages + limits.host_pages)
-        self._ids = PageIds(limits.page_size, room, self._is_cached)
+        self._ids = PageIds(limits.page_size, room, cache.has)
         self._tenants: dict[str, int] = {}
         self._live: dict[int, _LiveSequence] = {}
         #: Admitted at least once; and of these, preempted with steps in flight.
@@ -235,12 +232,6 @@ class Recorder:
         while self._leaving and self._leaving[0].seq.kv.node is None:
             live = self._leaving.popleft()
             self._ids.leave(live.place, live.num_pages)
-
-    def _is_cached(self, tokens: array[int], salt: bytes) -> bool:
-        # The cache never matches the last token.
-        match = self._cache.match(BlockTable(tokens + array("i", [0]), salt))
-        known = len(match.pages) + len(match.host)
-        return match.pending is not None or known * self._page_size == len(tokens)
 
 
 def digest_of(plan: StepPlan) -> PlanDigest:
