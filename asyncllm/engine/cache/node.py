@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from array import array
 from typing import NamedTuple
 
@@ -28,6 +29,14 @@ class Pin(msgspec.Struct, eq=False, gc=False):
     num_pages: int = 0
 
 
+class Kind(enum.IntEnum):
+    """Why a checkpoint is where it is."""
+
+    FORK = 0  # a path left a known one
+    PROMPT = 1  # the end of a prompt
+    ANSWER = 2  # near the end of an answer
+
+
 class Checkpoint(msgspec.Struct, eq=False, gc=False):
     """The state of recurrent layers after all tokens of a path.
 
@@ -35,12 +44,14 @@ class Checkpoint(msgspec.Struct, eq=False, gc=False):
         node: the end of the path; None while, or as soon as, nobody is to find it.
         slot: where it is; NO_STATE while it is only promised, and once it was dropped.
         ready: the slot has the state.
+        kind: why it was kept.
         num_used: how many sequences began with it.
     """
 
     node: Node | None = None
     slot: int = NO_STATE
     ready: bool = False
+    kind: Kind = Kind.FORK
     num_used: int = 0
 
     __repr__ = object.__repr__

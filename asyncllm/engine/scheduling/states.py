@@ -10,7 +10,7 @@ import numpy as np
 from asyncllm.config import EngineLimits
 from asyncllm.engine.cache.checkpoints import StateSlots
 from asyncllm.engine.cache.manager import KVCacheManager
-from asyncllm.engine.cache.node import NO_STATE, Checkpoint
+from asyncllm.engine.cache.node import NO_STATE, Checkpoint, Kind
 from asyncllm.engine.scheduling.batch import Ints
 from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.wire.messages import pack, unpack
@@ -21,6 +21,9 @@ SPACING = 4
 #: A checkpoint of a prompt leaves out this many tokens at its end. A chat's next turn often differs
 #: there: the template asks for an answer in other words than it prints one.
 OPEN_END = 8
+#: Answers' checkpoints go first while those of prompts are used more than this many times as often:
+#: templates leave reasoning out of earlier turns.
+RARELY = 8
 #: No position: where a sequence needs nothing kept.
 NOWHERE = 2**31 - 1
 
@@ -140,6 +143,7 @@ class RecurrentStates:
         self._of = np.zeros(limits.max_num_seqs, dtype=np.int32)
         self._next = np.full(limits.max_num_seqs, NOWHERE, dtype=np.int32)
         self._kept: dict[int, _Kept] = {}
+        self._uses = [0] * len(Kind)  # how often sequences began with a checkpoint of each kind
         self._copies: list[int] = []
         #: Checkpoints that the present plan copies; by step, those of plans in flight.
         self._copied: list[tuple[Sequence, Checkpoint]] = []
@@ -155,6 +159,7 @@ class RecurrentStates:
             assert found is not None and found.ready, "a match ends with a checkpoint"  # noqa: PT018
             source = found.slot
             self._slots.use(found)
+            self._uses[found.kind] += 1
         slot = self._slots.take()
         assert slot is not None, "there are enough for all sequences"
         if source not in (NO_STATE, slot):  # the same if that was the last checkpoint
@@ -235,14 +240,18 @@ class RecurrentStates:
         """Where the state of a prompt is kept: where it leaves a known path, and at its end."""
         if not self._cache.prefix_caching:
             return []
-        size, known = self._page_size, seq.kv.known
-        end = max(0, len(seq.tokens) - 1 - OPEN_END) // size * size
+        size, known, end = self._page_size, seq.kv.known, self._prompt_end(seq)
         fork = min(end, known.depth * size) if known is not None and known.linked else 0
         positions = [fork] if fork - start >= self._spacing else []
         # Rather only where others may leave it, too, than only in what this sequence alone has.
         if end - max([start, *positions]) >= self._spacing:
             positions.insert(0, end)
         return positions
+
+    def _prompt_end(self, seq: Sequence) -> int:
+        """Where the state of all tokens known at admission is kept."""
+        size = self._page_size
+        return max(0, len(seq.tokens) - 1 - OPEN_END) // size * size
 
     def _set_next(self, seq: Sequence, kept: _Kept) -> None:
         """In the prompt, or the first one in its output."""
@@ -278,6 +287,7 @@ class RecurrentStates:
         self._copies += (int(self._of[seq.slot]), slot)
         self._slots.keep(checkpoint, slot)
         self._copied.append((seq, checkpoint))
+        checkpoint.kind = Kind.PROMPT if position == self._prompt_end(seq) else Kind.FORK
         kept.place(checkpoint, position)
 
     def _follow(self, kept: _Kept, batch_slot: int, position: int) -> None:
@@ -314,3 +324,6 @@ class RecurrentStates:
         node = self._cache.node_at(seq.kv, kept.trail_at // self._page_size)
         if node is not None and self._slots.attach(kept.trail, node):
             kept.trail.ready = True
+            kept.trail.kind = Kind.ANSWER
+            if self._uses[Kind.PROMPT] > RARELY * (1 + self._uses[Kind.ANSWER]):
+                self._slots.dispense_with(kept.trail)
