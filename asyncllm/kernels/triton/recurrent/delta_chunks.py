@@ -20,17 +20,18 @@ from asyncllm.kernels.triton.recurrent.tiles import TILE, find_tiles, load_tile
 from asyncllm.kernels.types.recurrent import UNIT_EPS, DeltaNet, LayerState, StateRows
 
 #: Tokens of a block whose triangle is inverted token by token.
-PART = tl.constexpr(16)
+PART = 16
 #: Columns of a head's matrix that a program has.
 COLUMNS = 32
 
 
 @triton.jit
-def _inverse(lower, TILE: tl.constexpr, PRECISION: tl.constexpr):
+def _inverse(lower, TILE: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr):
     """(I + lower)^-1 for a strictly lower triangle [TILE, TILE].
 
     Blocks on the diagonal are inverted by substitution, each token after those before it. With B of
-    these inverses, and M = B times the rest, the whole is (I - M)(I + M^2) B, as M^4 is 0.
+    these inverses, and M = B times the rest, the whole is (I - M)(I + M^2)(I + M^4) ... B, as far
+    as powers of M are not 0, which that of the number of blocks is.
     Products of the whole triangle, without blocks, would be sums of huge numbers that cancel where
     keys are alike.
     """
@@ -50,9 +51,12 @@ def _inverse(lower, TILE: tl.constexpr, PRECISION: tl.constexpr):
     whole = tl.where(is_block, tl.reshape(whole, [TILE, TILE]), 0.0)
     whole += tl.where(row == column, 1.0, 0.0)
     rest = tl.where(is_block, 0.0, lower)
-    m = tl.dot(whole, rest, input_precision=PRECISION)
-    square = tl.dot(m, m, input_precision=PRECISION)
-    series = square - m - tl.dot(m, square, input_precision=PRECISION)
+    power = tl.dot(whole, rest, input_precision=PRECISION)
+    series = -power  # without the identity
+    for doubling in tl.static_range(1, 5):
+        if 2**doubling < PARTS:
+            power = tl.dot(power, power, input_precision=PRECISION)
+            series += power + tl.dot(series, power, input_precision=PRECISION)
     return whole + tl.dot(series, whole, input_precision=PRECISION)
 
 
@@ -87,6 +91,7 @@ def _prepare(
     PRECISION: tl.constexpr,
     INVERSE_PRECISION: tl.constexpr,
     TILE: tl.constexpr,
+    PART: tl.constexpr,
     KEY_BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -123,7 +128,7 @@ def _prepare(
     tl.store(square, pairs.to(dtype), mask=exists)
     alike = _dot(k, tl.trans(k), PRECISION)
     lower = tl.where(i > j, beta[:, None] * alike * decays, 0.0)
-    inverse = _inverse(lower, TILE, INVERSE_PRECISION)
+    inverse = _inverse(lower, TILE, PART, INVERSE_PRECISION)
     grown = inverse * (beta * tl.exp(total))[None, :]
     place = w + (at * HEADS + head) * KEYS + key
     solved = _dot(grown.to(dtype), k, PRECISION)
@@ -281,7 +286,7 @@ def chunks(
     _launch_prepare(
         (count, heads, 1),
         (qkv, gates, net.decay, net.step_bias, *of_rows, tiles, u, w, mixed, totals),
-        (*sizes, gates.stride(0), precision, inverse, TILE, key_block, value_block),
+        (*sizes, gates.stride(0), precision, inverse, TILE, PART, key_block, value_block),
         num_warps=4,
     )
     columns = min(COLUMNS, value_block)
