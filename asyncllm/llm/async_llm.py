@@ -12,8 +12,7 @@ from asyncllm.engine.requests.mailbox import Mailbox
 from asyncllm.engine.requests.reservations import Reservation
 from asyncllm.errors import BadRequest
 from asyncllm.llm.brief_errors import BRIEF, brief, shorten
-from asyncllm.llm.embedding import embed
-from asyncllm.llm.generation import Batch, Intake, collect, read_request, tenant_of
+from asyncllm.llm.generation import Batch, Intake, collect, embed, read_request, tenant_of
 from asyncllm.llm.served_model import ServedModel
 from asyncllm.types import (
     Completion,

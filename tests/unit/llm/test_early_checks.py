@@ -14,8 +14,8 @@ import pytest
 from asyncllm import demo
 from asyncllm.config import EngineConfig
 from asyncllm.errors import ModelError
-from asyncllm.llm import early_checks
-from asyncllm.llm.early_checks import check_early
+from asyncllm.llm import load
+from asyncllm.llm.load import check_early
 from asyncllm.models.spec import read_spec
 
 #: Starts engines one after the other, and prints their errors and what was imported by then.
@@ -98,7 +98,7 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
 def test_gpus_are_counted_by_their_driver(
     given: dict[str, Any], gpus: int, message: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(early_checks, "count_gpus", lambda: gpus)
+    monkeypatch.setattr(load, "count_gpus", lambda: gpus)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     folder = demo.path()
     checked = EngineConfig(**given), folder, folder, read_spec(folder)
@@ -112,7 +112,7 @@ def test_gpus_are_counted_by_their_driver(
 def test_a_share_of_the_gpus_is_enough_on_each_of_several_machines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(early_checks, "count_gpus", lambda: 8)
+    monkeypatch.setattr(load, "count_gpus", lambda: 8)
     folder = demo.path()
     config = EngineConfig(device="cuda", tp=16)
     check_early(config, folder, folder, read_spec(folder), num_machines=2)
