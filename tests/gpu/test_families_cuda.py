@@ -17,6 +17,16 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 _LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "std": 0.02}
 
 _FACTORS: dict[str, Any] = {"attention_multiplier": 1 / 128, "residual_multiplier": 0.22}
+#: Of all sizes.
+_DELTA_NETS: dict[str, Any] = {
+    "head_dim": 256,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "rms_norm_eps": 1e-6,
+}
 
 
 def _sizes(hidden: int, mlp: int, heads: int, kv_heads: int, **others: Any) -> dict[str, Any]:
@@ -57,6 +67,43 @@ WIDE: dict[str, dict[str, Any]] = {
     "olmoe": _sizes(2048, 1024, 16, 16, num_experts=64, num_experts_per_tok=8),  # 1B active
     "granite_moe": _sizes(  # 3B
         1536, 512, 24, 8, num_local_experts=40, num_experts_per_tok=8, **_FACTORS
+    ),
+    "qwen3_5": _sizes(4096, 12288, 16, 4, **_DELTA_NETS),  # 9B
+    "qwen3_next": _sizes(  # Qwen3.6-35B-A3B
+        2048,
+        512,
+        16,
+        2,
+        **_DELTA_NETS,
+        num_experts=64,
+        num_experts_per_tok=8,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
+        mlp_only_layers=None,
+    ),
+    "lfm2_moe": _sizes(  # 8B-A1B
+        2048,
+        7168,
+        32,
+        8,
+        num_hidden_layers=3,
+        num_experts=32,
+        num_experts_per_tok=4,
+        moe_intermediate_size=1792,
+    ),
+    "granite_hybrid": _sizes(  # 4.0-H-Tiny
+        1536,
+        512,
+        12,
+        4,
+        **_FACTORS,
+        layer_types=["linear_attention", "full_attention"],
+        num_local_experts=64,
+        num_experts_per_tok=6,
+        shared_intermediate_size=1024,
+        mamba_n_heads=48,
+        mamba_d_state=128,
+        rms_norm_eps=1e-5,
     ),
     "gemma4": _sizes(  # E4B, but with fewer layers that share keys and values
         2560,
