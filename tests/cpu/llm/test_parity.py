@@ -51,7 +51,7 @@ async def test_greedy_tokens_and_logprobs_equal_transformers(
         together = await asyncio.gather(*(llm.generate(a.prompt, GREEDY) for a in expected))
         for completion, answer in zip(together, expected, strict=True):
             check(completion, answer)
-        assert llm.stats.pages_held == 0
+        await pages_are_released(llm)
         if mode != "host tier":  # where what fits at the expected peak is admitted, nearly all
             assert (llm.stats.preemptions > 0) == (mode == "preempting")
         if mode in ("default", "chunks of 16", "no overlap"):
@@ -82,7 +82,7 @@ async def test_further_families_equal_transformers(
         cached = sum(completion.usage.cached_tokens for completion in together)
         assert cached > 500
         assert llm.stats.preemptions > 0
-        assert llm.stats.pages_held == 0
+        await pages_are_released(llm)
 
 
 async def test_prompts_that_arrive_together_share_and_stay_right(
@@ -117,6 +117,13 @@ async def test_pages_that_went_through_the_host_are_the_same(
         assert kinds.count("loading") >= 2
         assert llm.stats.host_pages_used > 0
         assert 0 < llm.stats.host_cached_tokens <= llm.stats.cached_tokens
+
+
+async def pages_are_released(llm: AsyncLLM) -> None:
+    """Soon: a step in flight may have rows of requests that have ended."""
+    async with asyncio.timeout(60):
+        while llm.stats.pages_held:  # noqa: ASYNC110 - the engine tells nobody
+            await asyncio.sleep(0.001)
 
 
 def expect_short_outputs(llm: AsyncLLM) -> None:
