@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -139,17 +140,17 @@ def test_a_script(script: str, tmp_path: Path, request: pytest.FixtureRequest) -
 
 
 @pytest.mark.parametrize("script", [*RUNS, *SERVERS, *FOR_GPUS])
-def test_help_of_a_script(script: str) -> None:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / script), "--help"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("usage: ")
+def test_help_of_a_script(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = EXAMPLES / script
+    monkeypatch.setattr(sys, "argv", [str(path), "--help"])
+    monkeypatch.syspath_prepend(path.parent)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(path), run_name="__main__")
+    said = capsys.readouterr()
+    assert (ended.value.code, said.err) == (0, "")
+    assert said.out.startswith("usage: ")
 
 
 def fetch(url: str) -> bytes:
