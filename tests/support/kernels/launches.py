@@ -407,7 +407,8 @@ def compiled(variant: Variant, target: Any) -> tuple[str, int]:
 def hash_of(variant: Variant) -> str:
     """All that Triton compiles, except the GPU for which it does."""
     function = f"{variant.function.__module__}.{variant.function.__name__}"
-    options = {key: value for key, value in variant.options.items() if key != "arch"}
+    of_gpus = {"arch", "supported_fp8_dtypes"}
+    options = {key: value for key, value in variant.options.items() if key not in of_gpus}
     parts = variant.signature, variant.constants, variant.attributes, options
     said = "\n".join([function, *(repr(sorted(map(repr, part.items()))) for part in parts)])
     return hashlib.sha256(said.encode()).hexdigest()
