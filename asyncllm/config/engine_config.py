@@ -97,8 +97,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantization: Annotated[
         str | None,
         doc(
-            "how the weights are quantised: fp8, awq, gptq or mxfp4. Not needed, as the "
-            "checkpoint says it; if the checkpoint says something else, the model is refused",
+            "fp8 quantises the weights of a checkpoint in 16 or 32 bits while they are loaded. A "
+            "quantised checkpoint is served as it is; one in another format than this (fp8, awq, "
+            "gptq or mxfp4) is refused",
             "model",
         ),
     ] = None

@@ -24,14 +24,41 @@ _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E2M1 = (*_MAGNITUDES, *(-number for number in _MAGNITUDES))
 
 
+#: The greatest number of e4m3.
+_FP8_MAX: Final = 448.0
+_ROWS_AT_ONCE: Final = 1024  # a multiple of FP8_BLOCK
+
+
+def quantize_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The data, e4m3 [N, K], and scales of blocks of an ``Fp8Matrix``, as checkpoints have them.
+
+    The greatest number of each block becomes that of e4m3. Needs little memory beside the result.
+    """
+    rows, columns = weight.shape
+    data = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
+    scale = weight.new_empty(-(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK), dtype=torch.float32)
+    for start in range(0, rows, _ROWS_AT_ONCE):
+        values = weight[start : start + _ROWS_AT_ONCE].float()
+        padding = (0, -columns % FP8_BLOCK, 0, -len(values) % FP8_BLOCK)
+        blocks = F.pad(values.abs(), padding).unflatten(1, (-1, FP8_BLOCK))
+        greatest = blocks.unflatten(0, (-1, FP8_BLOCK)).amax((1, 3))
+        # Not 0, which numbers cannot be divided by.
+        scales = (greatest / _FP8_MAX).clamp_(min=torch.finfo(torch.float32).tiny)
+        scale[start // FP8_BLOCK :][: len(scales)] = scales
+        data[start : start + _ROWS_AT_ONCE] = values / _of_elements(scales, values.shape)
+    return data, scale
+
+
+def _of_elements(scale: Tensor, shape: torch.Size) -> Tensor:
+    """Scales of blocks, for each element of a matrix of that shape."""
+    by_row = scale.repeat_interleave(FP8_BLOCK, 0)[: shape[0]]
+    return by_row.repeat_interleave(FP8_BLOCK, 1)[:, : shape[1]]
+
+
 def dequantize_fp8(weight: Fp8Matrix) -> Tensor:
     """The matrix as float32 [N, K]."""
     data, scale = weight
-    if weight.is_blocked:
-        rows, columns = data.shape
-        scale = scale.repeat_interleave(FP8_BLOCK, 0)[:rows]
-        scale = scale.repeat_interleave(FP8_BLOCK, 1)[:, :columns]
-    return data.float() * scale
+    return data.float() * (_of_elements(scale, data.shape) if weight.is_blocked else scale)
 
 
 def dequantize_int4(weight: Int4Matrix) -> Tensor:

@@ -79,7 +79,7 @@ async def load(
         ModelError: the model cannot be found or served; the message says why.
     """
     template_source, folder, text_folder = await _find_files(config)
-    spec = _read_model(config, folder)
+    spec = read_spec(folder, config.hf_overrides, config.quantization)
     num_machines = 1 if machines is None else machines.count
     await run_in_daemon(check_early, config, folder, text_folder, spec, num_machines)
     defaults = _default_params(spec, config)
@@ -185,7 +185,7 @@ def _publish(cache: KVCacheManager, kv_events: KVEventPublisher) -> None:
 async def load_replicas(config: EngineConfig) -> Loaded:
     """Replicas in processes of their own; texts become tokens here. Raises like ``load``."""
     template_source, folder, text_folder = await _find_files(config)
-    spec = _read_model(config, folder)
+    spec = read_spec(folder, config.hf_overrides, config.quantization)
     await run_in_daemon(check_early, config, folder, text_folder, spec)
     parts = _default_params(spec, config), read_embedding_params(folder)
     text = await run_in_daemon(_load_text, text_folder, config, template_source)
@@ -212,19 +212,6 @@ async def _find_files(config: EngineConfig) -> tuple[str | None, Path, Path]:
     if config.tokenizer is not None:
         text_folder = await run_in_daemon(resolve_folder, config.tokenizer, None, where)
     return template_source, folder, text_folder
-
-
-def _read_model(config: EngineConfig, folder: Path) -> ModelSpec:
-    spec = read_spec(folder, config.hf_overrides)
-    method = None if spec.quantization is None else spec.quantization.method
-    if config.quantization not in (None, method):
-        how = "not quantised" if method is None else f"quantised with {method}"
-        raise ModelError(
-            f"quantization {config.quantization}: the weights of {name_of(config.model)} are {how},"
-            " and are served as they are",
-            param="quantization",
-        )
-    return spec
 
 
 def _executor(

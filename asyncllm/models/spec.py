@@ -11,7 +11,11 @@ import msgspec
 from asyncllm.errors import ModelError
 from asyncllm.models import registry
 from asyncllm.models.config.base import Config
-from asyncllm.models.quant.config import Quantization, parse_quantization
+from asyncllm.models.quant.config import (
+    Quantization,
+    parse_quantization,
+    served_quantization,
+)
 from asyncllm.models.wrong_files import about_folder
 from asyncllm.text.model_files import read_json
 from asyncllm.types.sampling_defaults import SamplingDefaults
@@ -34,7 +38,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         eos_token_ids: those of generation_config.json, then those only config.json has.
         dtype: of the weights on disk, as config.json names it: "bfloat16", "float16", "float32".
         sampling: defaults for values that requests leave unset.
-        quantization: of the weights on disk; None if they are not quantised.
+        quantization: of the weights on disk, or what is made of them; None: they are not quantised.
     """
 
     architecture: str
@@ -74,11 +78,13 @@ class _TokenIds(msgspec.Struct):
         return (self.eos_token_id,) if isinstance(self.eos_token_id, int) else self.eos_token_id
 
 
-def read_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> ModelSpec:
+def read_spec(
+    folder: Path, overrides: Mapping[str, Any] | None = None, quantization: str | None = None
+) -> ModelSpec:
     """Read config.json and, where there is one, generation_config.json.
 
     Args:
-        overrides: ``EngineConfig.hf_overrides``.
+        overrides, quantization: of ``EngineConfig``.
 
     Raises:
         ModelError: a file is missing or broken, or the model cannot be served; the message names
@@ -88,11 +94,13 @@ def read_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> Model
     if not path.exists():
         raise ModelError(about_folder(path.parent))
     try:
-        return _read_spec(path, overrides or {})
+        spec = _read_spec(path, overrides or {})
     except ModelError:
         raise
     except _WRONG_FORM as error:
         raise ModelError(f"{path}: a value is of the wrong form: {error}") from None
+    served = served_quantization(spec.quantization, quantization)
+    return msgspec.structs.replace(spec, quantization=served)
 
 
 def _read_spec(path: Path, overrides: Mapping[str, Any]) -> ModelSpec:

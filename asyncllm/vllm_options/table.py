@@ -182,7 +182,7 @@ _MISSING: Final = {
     "prompts are always processed in chunks": "enable-chunked-prefill!=true",
     "the model decides about sliding windows": "disable-sliding-window!",
     "models run on this project's code, not on transformers'": "model-impl=auto,vllm",
-    "weights are not quantised when they are loaded": "quantization-config",
+    "weights become fp8 while they are loaded in one way only": "quantization-config",
     "logprobs are those before penalties and temperature": "logprobs-mode=raw_logprobs",
     "set the token with HF_TOKEN or 'hf auth login'": "hf-token",
     "serve a folder that has the files you want": (

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 #: The options of serving that change what fits or how fast it is.
 OPTIONS: Final = (
-    *("revision", "download_dir", "hf_overrides", "dtype", "max_model_len", "kv_cache_tokens"),
+    *("revision", "download_dir", "hf_overrides", "quantization", "dtype", "max_model_len"),
+    "kv_cache_tokens",
     *("gpu_memory_utilization", "page_size", "max_num_seqs", "max_num_batched_tokens"),
     *("prefill_chunk", "itl_target_ms"),
     *("prefix_caching", "policy", "cuda_graphs", "max_decode_steps"),
@@ -185,7 +186,7 @@ def _model(config: EngineConfig) -> tuple[Path, ModelSpec]:
 
     where = config.download_dir
     folder = resolve_folder(config.model, config.revision, where, weights=False)
-    return folder, read_spec(folder, config.hf_overrides)
+    return folder, read_spec(folder, config.hf_overrides, config.quantization)
 
 
 # -- the table -------------------------------------------------------------------------------------

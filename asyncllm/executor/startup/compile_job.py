@@ -27,6 +27,7 @@ from asyncllm.version import __version__
 #: The options that kernels depend on.
 OPTIONS = (
     "hf_overrides",
+    "quantization",
     "attention",
     "max_model_len",
     "page_size",

@@ -14,7 +14,7 @@ from asyncllm.kernels.types import ExpertWeight, Gated, GatedExperts, Norm
 from asyncllm.models.layers.linear import Kept, Weight
 from asyncllm.models.layers.parameter import Packed, Placement
 from asyncllm.models.layers.router import Router
-from asyncllm.models.quant.place import Place, sliced
+from asyncllm.models.quant.place import Each, Place, sliced
 from asyncllm.models.quant.weight import Mxfp4Weight, QuantizedWeight, Rows, Stack
 
 #: Bytes that rows of the matrices of ``grouped_mm`` must be multiples of.
@@ -133,12 +133,22 @@ class Experts(Packed):
             yield from self._shared_parts()
 
     def _fused_parts(self) -> Iterator[tuple[str, Place]]:
-        gate_up, down = self.gate_up_proj[: self.routed], self.down_proj[: self.routed]
-        assert isinstance(gate_up, Tensor)
-        assert isinstance(down, Tensor), "other quantised matrices are stored one by one"
-        pairs = Kept.of(self.inner, self.inner)
-        yield "experts.gate_up_proj", pairs.place(1, gate_up)
-        yield "experts.down_proj", self.inner.place(2, down)
+        if isinstance(self.gate_up_proj, Tensor):
+            pairs = Kept.of(self.inner, self.inner)
+            yield "experts.gate_up_proj", pairs.place(1, self.gate_up_proj[: self.routed])
+        else:
+            both = (self._of_expert(expert)[:2] for expert in range(self.routed))
+            yield "experts.gate_up_proj", Each(tuple(self._gate_and_up(*each) for each in both))
+        if isinstance(self.down_proj, Tensor):
+            yield "experts.down_proj", self.inner.place(2, self.down_proj[: self.routed])
+        else:
+            downs = (self._of_expert(expert)[2] for expert in range(self.routed))
+            yield "experts.down_proj", Each(tuple(self.inner.place(1, down) for down in downs))
+
+    def _gate_and_up(self, gate: Tensor | Rows, up: Tensor | Rows) -> Place:
+        """The place of a matrix of the checkpoint that has the rows of both."""
+        whole, start = self.inner.whole, self.inner.slices[0].start
+        return sliced(0, 2 * whole, [(start, gate), (whole + start, up)])
 
     def _shared_parts(self) -> Iterator[tuple[str, Place]]:
         """The shared expert's features, dealt out in order."""
@@ -213,12 +223,28 @@ class ClampedExperts(Experts):
     def parts(self) -> Iterator[tuple[str, Place]]:
         (one,) = self.inner.slices
         pairs = Kept(2 * self.inner.whole, (slice(2 * one.start, 2 * one.stop),))
-        gate_up = _whole(self.gate_up_proj, self.count, pairs.size, self.hidden_size)
-        down = _whole(self.down_proj, self.count, self.hidden_size, self.inner.size)
-        yield "experts.gate_up_proj", pairs.place(1, gate_up)
+        gate_up, down = self.gate_up_proj, self.down_proj
+        shapes = (pairs.size, self.hidden_size), (self.hidden_size, self.inner.size)
+        yield "experts.gate_up_proj", self._in_one(pairs, 0, gate_up, *shapes[0])
         yield "experts.gate_up_proj_bias", pairs.place(1, self.gate_up_proj_bias[:, : pairs.size])
-        yield "experts.down_proj", self.inner.place(2, down)
+        yield "experts.down_proj", self._in_one(self.inner, 1, down, *shapes[1])
         yield "experts.down_proj_bias", self.down_proj_bias
+
+    def _in_one(self, kept: Kept, dim: int, weight: Weight, rows: int, columns: int) -> Place:
+        """The place of a tensor of the checkpoint that has the matrices of all experts.
+
+        Args:
+            kept: what this rank has along that dimension of each matrix.
+            rows, columns: the first ones of each matrix here, which the tensor has.
+        """
+        if isinstance(weight, Mxfp4Weight):
+            return kept.place(1 + dim, Stack(weight, self.count, rows, columns))
+        if isinstance(weight, Tensor):
+            return kept.place(1 + dim, weight[:, :rows, :columns])
+        height = weight.shape[0] // self.count
+        starts = range(0, height * self.count, height)
+        matrices = (_first_columns(weight[at : at + rows], columns) for at in starts)
+        return Each(tuple(kept.place(dim, matrix) for matrix in matrices))
 
 
 def _matrices(weight: Weight) -> ExpertWeight:
@@ -232,18 +258,6 @@ def _flat(weight: Weight) -> Tensor | QuantizedWeight:
 
 def _first_columns(rows: Tensor | Rows, count: int) -> Tensor | Rows:
     return rows._replace(columns=count) if isinstance(rows, Rows) else rows[:, :count]
-
-
-def _whole(weight: Weight, count: int, rows: int, columns: int) -> Tensor | Stack:
-    """The place of a tensor of the checkpoint that has the matrices of all experts.
-
-    Args:
-        rows, columns: the first ones of each matrix, which the tensor has.
-    """
-    if isinstance(weight, Mxfp4Weight):
-        return Stack(weight, count, rows, columns)
-    assert isinstance(weight, Tensor), "other quantised matrices are stored one by one"
-    return weight[:, :rows, :columns]
 
 
 class SparseMoE(nn.Module):

@@ -18,6 +18,7 @@ from asyncllm.models.layers.moe import Experts, SparseMoE
 from asyncllm.models.layers.parameter import Placement
 from asyncllm.models.loading.quantized_tensors import Fp8Layout, Int4Layout, Layout, Mxfp4Layout
 from asyncllm.models.quant.config import Quantization
+from asyncllm.models.quant.formats import keeps_blocks
 from asyncllm.models.quant.weight import Fp8Weight, Int4Weight, Mxfp4Weight, QuantizedWeight
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,10 @@ def allocate(model: CausalLM, place: Placement, layout_of: LayoutOf, keep: Kept 
         weight = None
         if projection is not model.lm_head and len(layouts) == 1 and keep == "all":
             layout = layouts.pop()
-            if not (_is_reordered(layout) and _has_some_columns(projection)):
+            if not (
+                (_is_reordered(layout) and _has_some_columns(projection))
+                or (_is_blocked(layout) and _cuts_blocks(projection))
+            ):
                 weight = _weight(layout, size, _bounds(projection), depth, place.device)
         if weight is None:
             projection.weight = place.empty(size, depth)
@@ -77,6 +81,18 @@ def allocate(model: CausalLM, place: Placement, layout_of: LayoutOf, keep: Kept 
             "experts are expanded to %s when loaded: no kernels take them as they are stored",
             str(place.dtype).removeprefix("torch."),
         )
+
+
+def quantisable(model: CausalLM) -> Iterator[str]:
+    """The names of all tensors of projections and experts, however they may be stored."""
+    for _, modules in _projections(model):
+        yield from (f"{module}.weight" for module in modules)
+    for path, experts in model.named_modules():
+        if isinstance(experts, Experts):
+            around = path.rpartition(".")[0]
+            for name, stored in experts.modules_on_disk().items():
+                yield f"{around}.experts.{name}"
+                yield from (f"{around}.{module}.weight" for module in stored)
 
 
 def _set_shared_apart(model: CausalLM, layout_of: LayoutOf) -> None:
@@ -206,6 +222,18 @@ def _bounds(projection: Linear | FusedLinear) -> list[int]:
 
 def _is_reordered(layout: Layout | None) -> bool:
     return isinstance(layout, Int4Layout) and layout.order is not None
+
+
+def _is_blocked(layout: Layout | None) -> bool:
+    return isinstance(layout, Fp8Layout) and layout.blocked
+
+
+def _cuts_blocks(projection: Linear | FusedLinear) -> bool:
+    """Whether rows leave the block with which they share a scale, as their order is another."""
+    if isinstance(projection, Linear):
+        return False
+    orders = (projection.orders.get(name) for name in projection.outputs)
+    return not all(order is None or keeps_blocks(order) for order in orders)
 
 
 def _has_some_columns(projection: Linear | FusedLinear) -> bool:

@@ -82,6 +82,8 @@ DTYPES: Final = {
     "I32": torch.int32,
     "I64": torch.int64,
 }
+#: Those that are not quantised.
+FLOATS: Final = ("BF16", "F16", "F32", "F64")
 _DTYPE_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 

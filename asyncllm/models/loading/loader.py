@@ -10,6 +10,7 @@ dequantised if there are no kernels for it.
 from __future__ import annotations
 
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -25,8 +26,16 @@ from asyncllm.errors import ModelError
 from asyncllm.models.base import CausalLM
 from asyncllm.models.layers.moe import Experts
 from asyncllm.models.layers.parameter import HasNeutral, Placement
-from asyncllm.models.loading.allocate import Kept, LayoutOf, allocate, can_keep, dummy_layout
+from asyncllm.models.loading.allocate import (
+    Kept,
+    LayoutOf,
+    allocate,
+    can_keep,
+    dummy_layout,
+    quantisable,
+)
 from asyncllm.models.loading.checkpoint import (
+    FLOATS,
     Header,
     check_sizes,
     read_headers,
@@ -34,10 +43,15 @@ from asyncllm.models.loading.checkpoint import (
     text_part,
 )
 from asyncllm.models.loading.copy_files import Source, copy_files
-from asyncllm.models.loading.quantized_tensors import Layout, StoredMatrix, find_matrices
+from asyncllm.models.loading.quantized_tensors import (
+    Layout,
+    StoredMatrix,
+    find_matrices,
+    matrices_to_quantise,
+)
 from asyncllm.models.loading.weight_files import weight_files
 from asyncllm.models.loading.weight_stream import WeightStream
-from asyncllm.models.quant.place import Place, Sliced
+from asyncllm.models.quant.place import Each, Place, Sliced
 from asyncllm.models.quant.weight import QuantizedWeight
 from asyncllm.models.registry import is_backbone, is_multimodal, model_class
 from asyncllm.models.spec import ModelSpec
@@ -48,7 +62,12 @@ log = logging.getLogger(__name__)
 #: Called with bytes done and the total.
 Progress = Callable[[int, int], None]
 
-_FLOATS = ("BF16", "F16", "F32", "F64")
+#: The module of a matrix of one expert, and the tensor that may have those of all.
+_OF_EXPERT = re.compile(r"\.experts\.\d+\.(gate_proj|up_proj|down_proj)$")
+_IN_ALL = {
+    **dict.fromkeys(("gate_proj", "up_proj"), ".experts.gate_up_proj"),
+    "down_proj": ".experts.down_proj",
+}
 _MAX_NAMES = 3  # in an error message
 _MAX_CHARACTERS = 200  # of each
 
@@ -84,9 +103,10 @@ def load_model(
     report = progress or (lambda done, total: None)
     quantization = spec.quantization
     keep: Kept = "none" if quantization is None else can_keep(quantization, dtype, device)
-    if quantization is not None and device.type == "cuda" and keep != "all":
+    is_asked = device.type == "cuda" or (quantization is not None and quantization.while_loading)
+    if quantization is not None and is_asked and keep != "all":
         log.warning(
-            "%s weights%s are expanded to %s when loaded, as no kernels for this GPU take them",
+            "%s weights%s are expanded to %s when loaded, as no kernels for this device take them",
             quantization.method,
             " but those of experts" if keep == "experts" else "",
             str(dtype).removeprefix("torch."),
@@ -151,15 +171,19 @@ def _read_checkpoint(folder: Path, spec: ModelSpec) -> _Checkpoint:
     sketch = make_model(spec, torch.float32, torch.device("meta"))
     headers = _wanted(sketch, named)
     matrices: dict[str, StoredMatrix] = {}
-    if spec.quantization is not None:
+    quantization = spec.quantization
+    if quantization is not None and quantization.while_loading:
+        matrices = matrices_to_quantise(quantization, headers, quantisable(sketch))
+    elif quantization is not None:
         known = sketch.checkpoint_tensors()
-        matrices = find_matrices(spec.quantization, headers, known, read_tensor)
+        matrices = find_matrices(quantization, headers, known, read_tensor)
     _match(sketch, folder, headers, matrices)
     return _Checkpoint(folder, spec, files, headers, matrices)
 
 
 def _layout(matrices: Mapping[str, StoredMatrix], module: str, _: int) -> Layout | None:
-    stored = matrices.get(f"{module}.weight") or matrices.get(module)
+    in_all = _OF_EXPERT.sub(lambda found: _IN_ALL[found[1]], module)
+    stored = matrices.get(f"{module}.weight") or matrices.get(in_all)
     return None if stored is None else stored.layout(read_tensor)
 
 
@@ -220,7 +244,7 @@ def _experts_as_stored(
         name: place.mT
         for name, place in places.items()
         if name.rpartition(".")[0].endswith(".experts")
-        and isinstance(place, Tensor | Sliced)
+        and isinstance(place, Tensor | Sliced | Each)
         and len(place.shape) == 3  # no biases
         and not _is_mxfp4(stored.get(name))
     }
@@ -238,8 +262,8 @@ def _check(stored: Header | StoredMatrix, main: Header, target: Place) -> None:
         raise ModelError(
             f"{main.file}: tensor {main.name!r} has shape {stored.shape}, expected {expected}"
         )
-    if isinstance(stored, Header) and stored.dtype not in _FLOATS:
-        supported = ", ".join(_FLOATS)
+    if isinstance(stored, Header) and stored.dtype not in FLOATS:
+        supported = ", ".join(FLOATS)
         raise ModelError(
             f"{main.file}: tensor {main.name!r} is {stored.dtype}; only {supported} can be loaded"
         )

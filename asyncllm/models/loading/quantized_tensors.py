@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from asyncllm.errors import ModelError
-from asyncllm.kernels.quantized import dequantize_fp8
-from asyncllm.models.loading.checkpoint import Header
+from asyncllm.kernels.types import FP8_BLOCK
+from asyncllm.models.loading.checkpoint import FLOATS, Header
 from asyncllm.models.quant.config import Quantization
 from asyncllm.models.quant.formats import (
     UNUSED,
@@ -18,12 +18,13 @@ from asyncllm.models.quant.formats import (
     fields,
     fp8_matrix,
     group_order,
+    made_fp8,
     main_field,
     mxfp4_shape,
     read_matrix,
     stored_shape,
 )
-from asyncllm.models.quant.weight import Matrix, Mxfp4Blocks
+from asyncllm.models.quant.weight import Fp8Experts, Matrix, Mxfp4Blocks
 
 #: Reads the tensor of a header.
 Read = Callable[[Header], Tensor]
@@ -59,7 +60,8 @@ Layout = Fp8Layout | Int4Layout | Mxfp4Layout
 
 
 class StoredMatrix(NamedTuple):
-    """A quantised matrix of a checkpoint, or the matrices of all experts in one tensor.
+    """A matrix of a checkpoint that is quantised, or will be while it is loaded; or the matrices of
+    all experts in one tensor.
 
     Attributes:
         module: name of the module whose weight it is, in the model.
@@ -77,28 +79,28 @@ class StoredMatrix(NamedTuple):
         """The largest tensor."""
         return self.tensors[main_field(self.quantization)]
 
-    def read(self, read: Read, device: torch.device) -> Matrix | Mxfp4Blocks | Tensor:
-        """Read it, and convert it on a device; fp8 experts in one tensor are dequantised."""
+    def read(self, read: Read, device: torch.device) -> Matrix | Mxfp4Blocks | Fp8Experts:
+        """Read it, and convert it on a device."""
         stored = {field: read(header).to(device) for field, header in self.tensors.items()}
-        if len(self.shape) == 2:
-            return read_matrix(self.quantization, self.module, stored)
-        if self.quantization.method == "mxfp4":
+        if self.quantization.method == "mxfp4" and len(self.shape) == 3:
             return Mxfp4Blocks(stored["blocks"], stored["scales"])
-        experts = torch.empty(self.shape, device=device)
-        for place, *expert in zip(experts, *stored.values(), strict=True):
-            place.copy_(dequantize_fp8(fp8_matrix(dict(zip(stored, expert, strict=True)))))
-        return experts
+        if len(self.shape) == 3:
+            if self.quantization.while_loading:
+                return Fp8Experts(map(made_fp8, stored["weight"]))
+            parts = ((part[expert] for part in stored.values()) for expert in range(self.shape[0]))
+            return Fp8Experts(fp8_matrix(dict(zip(stored, each, strict=True))) for each in parts)
+        if self.quantization.while_loading:
+            return made_fp8(stored["weight"])
+        return read_matrix(self.quantization, self.module, stored)
 
-    def layout(self, read: Read) -> Layout | None:
-        """Its layout, if it is kept quantised; None if it never is."""
+    def layout(self, read: Read) -> Layout:
+        """Its layout, if it is kept quantised."""
         if self.quantization.method == "mxfp4":
             return Mxfp4Layout()
-        if len(self.shape) == 3:
-            return None
         if self.quantization.method == "fp8":
-            scale = next(h.shape for field, h in self.tensors.items() if field != "weight")
+            scale = self._fp8_scales()
             return Fp8Layout(
-                len(scale) == 2 and scale[1] * scale[0] > 1 and scale != [self.shape[0], 1]
+                len(scale) == 2 and scale[1] * scale[0] > 1 and scale != [self.shape[-2], 1]
             )
         groups = self.tensors["scales"].shape[0]
         order = None
@@ -109,6 +111,33 @@ class StoredMatrix(NamedTuple):
             _SCALES[self.tensors["scales"].dtype],
             None if order is None else order.numpy().tobytes(),
         )
+
+    def _fp8_scales(self) -> list[int]:
+        """The shape of the scales of a matrix."""
+        if self.quantization.while_loading:
+            return [-(-size // FP8_BLOCK) for size in self.shape[-2:]]
+        scale = next(h.shape for field, h in self.tensors.items() if field != "weight")
+        return scale if len(self.shape) == 2 else scale[1:]
+
+
+def matrices_to_quantise(
+    quantization: Quantization, headers: dict[str, Header], names: Iterable[str]
+) -> dict[str, StoredMatrix]:
+    """Take the tensors that are quantised while they are loaded out of the headers.
+
+    Args:
+        headers: by the model's names; changed in place.
+        names: of all tensors of projections and experts.
+    """
+    found: dict[str, StoredMatrix] = {}
+    for name in names:
+        header, module = headers.get(name), name.removesuffix(".weight")
+        if header is None or header.dtype not in FLOATS or quantization.ignores(module):
+            continue
+        if len(header.shape) in (2, 3):  # others are refused, as they are in 16 bits
+            del headers[name]
+            found[name] = StoredMatrix(module, quantization, {"weight": header}, header.shape)
+    return found
 
 
 def find_matrices(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -31,6 +31,8 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True):
         blocked: "fp8" with a scale for each block.
         group_size: columns of a group of "awq" and "gptq"; -1 for all columns.
         ignored: modules that are not quantised; see ``ignores``.
+        while_loading: the checkpoint is not quantised; its projections and experts become "fp8"
+            with a scale for each block.
     """
 
     method: Method
@@ -39,6 +41,7 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True):
     blocked: bool = False
     group_size: int = 128
     ignored: tuple[str, ...] = ()
+    while_loading: bool = False
 
     def ignores(self, module: str) -> bool:
         """Whether ``ignored`` has this module.
@@ -51,6 +54,38 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True):
             else f".{entry}." in f".{module}."
             for entry in self.ignored
         )
+
+
+#: What ``--quantization fp8`` makes of a checkpoint that is not quantised. Modules that are neither
+#: projections nor experts are never quantised; the ignored ones, which yield a number for each head
+#: of a delta net, are left out in published checkpoints, too.
+WHILE_LOADING: Final = Quantization(
+    method="fp8",
+    blocked=True,
+    ignored=("lm_head", "in_proj_a", "in_proj_b", "in_proj_ba"),
+    while_loading=True,
+)
+
+
+def served_quantization(stored: Quantization | None, wanted: str | None) -> Quantization | None:
+    """The quantisation with which weights are served.
+
+    Args:
+        stored: that of the checkpoint.
+        wanted: ``EngineConfig.quantization``.
+
+    Raises:
+        ModelError: the weights cannot have the format that is wanted.
+    """
+    if stored is None and wanted == WHILE_LOADING.method:
+        return WHILE_LOADING
+    if wanted in (None, None if stored is None else stored.method):
+        return stored
+    if stored is None:
+        problem = "are not quantised, and only fp8 can be made of them while they are loaded"
+    else:
+        problem = f"are quantised with {stored.method}, and are served as they are"
+    raise ModelError(f"quantization {wanted}: the weights {problem}", param="quantization")
 
 
 def parse_quantization(raw: Any) -> Quantization | None:

@@ -14,7 +14,7 @@ bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -25,11 +25,12 @@ from asyncllm.kernels.quantized import (
     dequantize_int4,
     dequantize_mxfp4,
     pack_int4,
+    quantize_fp8,
 )
 from asyncllm.kernels.types import FP8_BLOCK, MXFP4_BLOCK, Fp8Matrix, Int4Matrix
 from asyncllm.models.quant.config import Quantization
-from asyncllm.models.quant.place import Place, Reordered, Slice, Sliced
-from asyncllm.models.quant.weight import Matrix, Mxfp4Blocks, Stack
+from asyncllm.models.quant.place import Each, Place, Reordered, Slice, Sliced
+from asyncllm.models.quant.weight import Fp8Experts, Matrix, Mxfp4Blocks, Stack
 
 Shape = Sequence[int]
 
@@ -157,6 +158,12 @@ def read_matrix(quantization: Quantization, module: str, stored: Mapping[str, Te
             return _int4_matrix(codes, zeros, stored["scales"], order)
 
 
+def made_fp8(weight: Tensor) -> Fp8Matrix:
+    """An fp8 matrix with scales of blocks, of a weight that is not quantised."""
+    data, scale = quantize_fp8(weight)
+    return fp8_matrix({"weight": data, "weight_scale_inv": scale})
+
+
 def fp8_matrix(stored: Mapping[str, Tensor]) -> Fp8Matrix:
     """An fp8 matrix from its tensors on their device."""
     data = stored["weight"]
@@ -206,7 +213,7 @@ def group_order(module: str, groups: Tensor, count: int) -> Tensor | None:
     return order
 
 
-def fill(place: Place, value: Tensor | Matrix | Mxfp4Blocks) -> None:
+def fill(place: Place, value: Tensor | Matrix | Mxfp4Blocks | Fp8Experts) -> None:
     """Write a tensor or a quantised matrix of the checkpoint to its place.
 
     A place that is a tensor takes the numbers that a matrix stands for.
@@ -214,6 +221,11 @@ def fill(place: Place, value: Tensor | Matrix | Mxfp4Blocks) -> None:
     Raises:
         ModelError: the place does not take the matrix.
     """
+    if isinstance(value, Fp8Experts):
+        for one, matrix in zip(_by_expert(place), value.matrices, strict=True):
+            fill(one, _turned(matrix) if isinstance(place, Each) and place.turned else matrix)
+        return
+    assert not isinstance(place, Each)
     if isinstance(place, Sliced):
         for part in place.slices:
             fill(part.place, _cut(value, part, place.shape))
@@ -227,8 +239,10 @@ def fill(place: Place, value: Tensor | Matrix | Mxfp4Blocks) -> None:
         return
     assert not isinstance(place, Stack)
     if isinstance(place, Reordered):
-        value = _reordered(value, place.order)
-        place = place.place
+        order, place = place.order, place.place
+        if isinstance(value, Fp8Matrix) and isinstance(place, Tensor):
+            value = _dequantized(value, place.shape, place)  # its rows may go anywhere
+        value = _reordered(value, order)
     if isinstance(value, Tensor):
         assert isinstance(place, Tensor)
         place.copy_(value)
@@ -236,6 +250,33 @@ def fill(place: Place, value: Tensor | Matrix | Mxfp4Blocks) -> None:
         dequantize_into(place, value)
     else:
         place.write(value)
+
+
+def _by_expert(place: Place) -> Iterable[Place]:
+    """The place for the matrix of each expert."""
+    if isinstance(place, Each):
+        return place.places
+    if isinstance(place, Sliced):
+        by_part = [_by_expert(part.place) for part in place.slices]
+        shape = place.shape[1:]
+        return [
+            Sliced(
+                shape,
+                tuple(
+                    Slice(part.dim - 1, part.start, one)
+                    for part, one in zip(place.slices, ones, strict=True)
+                ),
+            )
+            for ones in zip(*by_part, strict=True)
+        ]
+    assert isinstance(place, Tensor)
+    return place.unbind()
+
+
+def _turned(matrix: Fp8Matrix) -> Fp8Matrix:
+    """A view of the transpose; the scale is of blocks, or the same for all rows."""
+    data, scale = matrix
+    return Fp8Matrix(data.mT, scale.mT if matrix.is_blocked else scale[:1].expand(data.shape[1], 1))
 
 
 def _cut(
@@ -251,17 +292,11 @@ def _cut(
     assert not isinstance(place, Stack)
     if not isinstance(place, Tensor):  # kept quantised: ``allocate`` has made sure that it fits
         return value.rows(start, stop) if part.dim == 0 else value.columns(start, stop)
-    whole = place.new_empty(shape)
-    dequantize_into(whole, value)
-    return whole.narrow(part.dim, start, stop - start)
+    return _dequantized(value, shape, place).narrow(part.dim, start, stop - start)
 
 
 def _reordered(value: Tensor | Matrix, order: Tensor) -> Tensor | Matrix:
-    """A tensor or matrix with its rows in another order.
-
-    Raises:
-        ModelError: rows of an fp8 matrix would leave the block with which they share a scale.
-    """
+    """A tensor or matrix with its rows in another order, which ``allocate`` has checked."""
     if isinstance(value, Tensor):
         return value[order.to(value.device)]
     if isinstance(value, Int4Matrix):
@@ -271,14 +306,21 @@ def _reordered(value: Tensor | Matrix, order: Tensor) -> Tensor | Matrix:
     scaled = order
     if value.is_blocked:
         scaled = order[::FP8_BLOCK] // FP8_BLOCK
-        blocks = scaled.repeat_interleave(FP8_BLOCK)[: len(order)]
-        if not torch.equal(order // FP8_BLOCK, blocks):
-            raise ModelError(
-                f"an fp8 matrix with a scale for each {FP8_BLOCK} rows cannot be rearranged by "
-                "heads: they do not begin at multiples of that"
-            )
     data = value.data.view(torch.uint8)[order.to(value.data.device)].view(value.data.dtype)
     return Fp8Matrix(data, value.scale[scaled.to(value.scale.device)])
+
+
+def keeps_blocks(order: Tensor) -> bool:
+    """Whether the rows of each FP8_BLOCK stay together in that order."""
+    blocks = (order[::FP8_BLOCK] // FP8_BLOCK).repeat_interleave(FP8_BLOCK)[: len(order)]
+    return torch.equal(order // FP8_BLOCK, blocks)
+
+
+def _dequantized(matrix: Matrix, shape: torch.Size, like: Tensor) -> Tensor:
+    """The numbers of a matrix of that shape, in the dtype and on the device of another tensor."""
+    whole = like.new_empty(shape)
+    dequantize_into(whole, matrix)
+    return whole
 
 
 def dequantize_into(place: Tensor, matrix: Matrix) -> None:

@@ -60,8 +60,31 @@ class Sliced(NamedTuple):
         return Sliced(torch.Size((first, columns, rows)), tuple(slices))
 
 
+class Each(NamedTuple):
+    """The places of all experts' matrices, for a tensor of the checkpoint that has them all.
+
+    Attributes:
+        turned: it has their transposes.
+    """
+
+    places: tuple[Place, ...]
+    turned: bool = False
+
+    @property
+    def shape(self) -> torch.Size:
+        rows, columns = self.places[0].shape
+        return torch.Size(
+            (len(self.places), *((columns, rows) if self.turned else (rows, columns)))
+        )
+
+    @property
+    def mT(self) -> Each:
+        """The places for the transposes."""
+        return self._replace(turned=not self.turned)
+
+
 #: The place for a tensor or a quantised matrix of a checkpoint.
-Place = Tensor | Rows | Reordered | Sliced | Stack
+Place = Tensor | Rows | Reordered | Sliced | Stack | Each
 
 
 def sliced(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -42,6 +43,16 @@ class Mxfp4Blocks(NamedTuple):
         return Mxfp4Blocks(
             blocks.narrow(dim, start, length), self.scales.narrow(dim, start, length)
         )
+
+
+class Fp8Experts(NamedTuple):
+    """The fp8 matrices of a tensor that has those of all experts, one after the other.
+
+    Attributes:
+        matrices: made as they are needed.
+    """
+
+    matrices: Iterator[Fp8Matrix]
 
 
 class QuantizedWeight(nn.Module, ABC):

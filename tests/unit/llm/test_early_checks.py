@@ -64,7 +64,7 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
         ({"tool_parser": "hermse"}, "did you mean hermes?"),
         ({"reasoning_parser": "thnik"}, "did you mean think?"),
         ({"max_model_len": 10**6}, "more than the 2048 positions"),
-        ({"quantization": "fp8"}, "not quantised"),
+        ({"quantization": "gptq"}, "not quantised"),
         ({"trace": "/no/such/folder/x"}, "cannot be written"),
         ({"tokenizer": str(tmp_path / "nothing")}, "there is no folder"),
         ({"chat_template": str(tmp_path / "nothing")}, "cannot read chat_template"),
