@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 
 from asyncllm.kernels.recurrent import convolution as convolution_in_torch
 from asyncllm.kernels.recurrent import delta as delta_in_torch
+from asyncllm.kernels.triton.recurrent import delta
 from asyncllm.kernels.triton.recurrent.convolution import short_convolution
 from asyncllm.kernels.triton.recurrent.delta import gated_delta_net
 from asyncllm.kernels.types.recurrent import DeltaNet, LayerState, StateRows
@@ -102,6 +103,14 @@ PROMPTS = [(0, 1), (7, 1), (0, 65), (0, 2), (3, 130)]
 @pytest.mark.parametrize("spans", [ONE_TOKEN, PROMPTS, [(1, 3)], [(9, 1), (0, 64)]])
 def test_rows_of_any_length(spans: list[tuple[int, int]]) -> None:
     Case(spans, Sizes(1, 2, 16, 32)).check(2e-5)
+
+
+def test_many_rows_of_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are convolved, advanced and normalised by three kernels."""
+    monkeypatch.setattr(delta, "MANY", 0)
+    Case(ONE_TOKEN, Sizes(1, 2, 16, 64)).check(2e-5)
+    Case(ONE_TOKEN[:2], Sizes(1, 1, 24, 40)).check(2e-5)
+    Case(ONE_TOKEN, Sizes(), torch.bfloat16).check(6e-2)
 
 
 @pytest.mark.parametrize("heads", [(2, 2), (2, 4), (1, 3)])

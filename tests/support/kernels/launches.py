@@ -248,6 +248,8 @@ def launch_recurrent() -> None:
     state = LayerState(half(9, 4, 8192), torch.empty(9, 32, 128, 128))
     rows = StateRows(int32(8), int32(8), int32(9), one_token=False)
     gated_delta_net(half(100, 12288), half(100, 64), net, state, rows)
+    one_token = StateRows(int32(8), int32(8), int32(9), one_token=True)
+    gated_delta_net(half(8, 12288), half(8, 64), net, state, one_token)
     sizes, of_heads = (48, 1, 128, 64), (numbers, numbers, numbers)
     mamba_net = Mamba(*sizes, half(3328, 4), half(3328), *of_heads, (0.0, float("inf")))
     state = LayerState(half(9, 4, 3328), torch.empty(9, 48, 128, 64))

@@ -196,8 +196,11 @@ def convolve(
     args = (x, weight, bias, inputs, rows.slots, rows.starts, rows.offsets, tiles, y)
     strides = x.stride(0), inputs.stride(0), channels, width
     block = next_power_of_2(size)
-    constants = (*strides, silu, units, scaled, eps, size, TOKENS, block)
-    _launch((count, cdiv(channels, size), TILE // TOKENS), args, constants, num_warps=4)
+    tokens = 1 if rows.one_token else TOKENS
+    parts = 1 if rows.one_token else TILE // TOKENS
+    constants = (*strides, silu, units, scaled, eps, size, tokens, block)
+    grid = (count, cdiv(channels, size), parts)
+    _launch(grid, args, constants, num_warps=1 if rows.one_token else 4)
     kept = (x, inputs, rows.slots, rows.starts, rows.offsets)
     grid = (len(rows.slots), cdiv(channels, 1024), 1)
     _launch_keep(grid, kept, (least, *strides, 1024), num_warps=4)

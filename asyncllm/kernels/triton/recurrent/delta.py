@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from asyncllm.kernels.triton.recurrent.delta_chunks import chunks
-from asyncllm.kernels.triton.recurrent.delta_decode import decode
+from asyncllm.kernels.triton.recurrent.delta_chunks import chunks, convolve_heads, normalize
+from asyncllm.kernels.triton.recurrent.delta_decode import decode, step
 from asyncllm.kernels.types.recurrent import DeltaNet, LayerState, StateRows
+
+#: Heads of all rows from which on one launch is slower than several.
+MANY = 512
 
 
 def gated_delta_net(
     x: Tensor, gates: Tensor, net: DeltaNet, state: LayerState, rows: StateRows
 ) -> Tensor:
     """See ``kernels.recurrent.delta.gated_delta_net``."""
-    shape = len(x), net.value_heads * net.value_dim
-    if rows.one_token:
-        y = x.new_empty(shape)
-    else:
-        y = x.new_zeros(shape)
-        chunks(x, gates, net, state, rows, y)
-    decode(x, gates, net, state, rows, y)
+    y = x.new_empty(len(x), net.value_heads * net.value_dim)
+    if rows.one_token and len(rows.slots) * net.value_heads < MANY:
+        decode(x, gates, net, state, rows, y)
+        return y
+    qkv = convolve_heads(x, net, state, rows)
+    out = y.new_empty(y.shape)
+    if not rows.one_token:
+        chunks(qkv, gates, net, state, rows, out)
+    step(qkv, gates, net, state, rows, out)
+    normalize(x, out, net, rows, y)
     return y

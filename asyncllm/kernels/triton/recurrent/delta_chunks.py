@@ -214,16 +214,15 @@ def _advance(
     tl.store(place, state, mask=is_element)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _normalize(
     x,
     out,
     norm,
-    slots,
-    starts,
     offsets,
-    tiles,
     y,
+    num_rows,
+    num_tokens,
     CHANNELS: tl.constexpr,
     HEADS: tl.constexpr,
     VALUES: tl.constexpr,
@@ -236,19 +235,17 @@ def _normalize(
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    row, first, _, end, _, _ = load_tile(tiles, starts, slots, offsets)
-    if row < 0:
-        return
     column = tl.arange(0, VALUE_BLOCK)[None, :]
-    token = (first + tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)[:, None]).to(tl.int64)
-    mask = (token < end) & (column < VALUES)
+    token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)[:, None]).to(tl.int64)
+    exists = (token < num_tokens) & (column < VALUES)
+    mask = exists & (token < tl.load(offsets + num_rows))  # the others are padding
     head = tl.program_id(1) * VALUES + column
     values = tl.load(out + token * (HEADS * VALUES) + head, mask=mask, other=0.0).to(tl.float32)
-    values *= tl.rsqrt(tl.sum(values * values, axis=1, keep_dims=True) / VALUES + NORM_EPS)
-    values *= tl.load(norm + column, mask=column < VALUES, other=0.0).to(tl.float32)
     gate = tl.load(x + token * ROW_STRIDE + CHANNELS + head, mask=mask, other=0.0).to(tl.float32)
-    values *= gate / (1.0 + tl.exp(-gate))
-    tl.store(y + token * (HEADS * VALUES) + head, values.to(y.dtype.element_ty), mask=mask)
+    factors = tl.load(norm + column, mask=column < VALUES, other=0.0).to(tl.float32)
+    values *= tl.rsqrt(tl.sum(values * values, axis=1, keep_dims=True) / VALUES + NORM_EPS)
+    values *= factors * gate / (1.0 + tl.exp(-gate))
+    tl.store(y + token * (HEADS * VALUES) + head, values.to(y.dtype.element_ty), mask=exists)
 
 
 _launch_prepare = Launcher(_prepare)
@@ -256,30 +253,34 @@ _launch_advance = Launcher(_advance)
 _launch_normalize = Launcher(_normalize)
 
 
-def chunks(
-    x: Tensor, gates: Tensor, net: DeltaNet, state: LayerState, rows: StateRows, y: Tensor
-) -> None:
-    """``gated_delta_net`` of the rows that have more than one token, into y."""
-    assert state.matrices is not None
-    heads, keys, values = net.value_heads, net.key_dim, net.value_dim
+def convolve_heads(x: Tensor, net: DeltaNet, state: LayerState, rows: StateRows) -> Tensor:
+    """Queries, keys and values of all rows, [tokens, channels]: convolved, queries and keys divided
+    by their norms; anything for padding."""
     qkv = x.new_empty(len(x), net.channels)
     convolve(
         *(x, net.convolution, None, state.inputs, rows, qkv),
         silu=True,
-        least=2,
-        size=keys,
+        size=net.key_dim,
         units=2 * net.key_heads,
         scaled=net.key_heads,
         eps=UNIT_EPS,
     )
-    tiles, count = find_tiles(rows, len(x), 2)
+    return qkv
+
+
+def chunks(
+    qkv: Tensor, gates: Tensor, net: DeltaNet, state: LayerState, rows: StateRows, out: Tensor
+) -> None:
+    """The recurrence of the rows that have more than one token, into ``out``."""
+    assert state.matrices is not None
+    heads, keys, values = net.value_heads, net.key_dim, net.value_dim
+    tiles, count = find_tiles(rows, len(qkv), 2)
     of_rows = rows.slots, rows.starts, rows.offsets
-    u = x.new_empty(len(x), heads, values)
-    w = x.new_empty(len(x), heads, keys)
-    mixed = x.new_empty(len(x), heads, TILE)
-    totals = torch.empty(len(x), heads, dtype=torch.float32, device=x.device)
-    out = x.new_empty(len(x), heads, values)
-    is_exact = x.dtype == torch.float32
+    u = qkv.new_empty(len(qkv), heads, values)
+    w = qkv.new_empty(len(qkv), heads, keys)
+    mixed = qkv.new_empty(len(qkv), heads, TILE)
+    totals = torch.empty(len(qkv), heads, dtype=torch.float32, device=qkv.device)
+    is_exact = qkv.dtype == torch.float32
     precision, inverse = ("ieee", "ieee") if is_exact else ("tf32", "tf32x3")
     sizes = net.key_heads, heads, keys, values
     key_block, value_block = (max(next_power_of_2(n), 16) for n in (keys, values))
@@ -297,9 +298,23 @@ def chunks(
         num_warps=4,
         num_stages=2,
     )
+
+
+def normalize(x: Tensor, out: Tensor, net: DeltaNet, rows: StateRows, y: Tensor) -> None:
+    """Normalise and gate what ``chunks`` and parts of heads have left in ``out``, into y."""
+    count = len(rows.slots)
+    tokens = 1 if rows.one_token else TOKENS
     _launch_normalize(
-        (count, heads, TILE // TOKENS),
-        (x, out, net.norm, *of_rows, tiles, y),
-        (net.channels, heads, values, net.eps, x.stride(0), TOKENS, value_block),
-        num_warps=4,
+        (cdiv(len(x), tokens), net.value_heads, 1),
+        (x, out, net.norm, rows.offsets, y, count, len(x)),
+        (
+            net.channels,
+            net.value_heads,
+            net.value_dim,
+            net.eps,
+            x.stride(0),
+            tokens,
+            next_power_of_2(net.value_dim),
+        ),
+        num_warps=1 if rows.one_token else 4,
     )

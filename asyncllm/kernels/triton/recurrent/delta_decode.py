@@ -1,8 +1,12 @@
-"""One token of each row through a gated delta net, from projections to results, in one launch.
+"""One token of each row through a gated delta net.
 
-A program has one value head of a row: its matrix stays in registers between one read and one write
-of memory. The program also convolves the channels that it needs; those of a key head are convolved
-by each of its value heads, and the first one keeps the inputs.
+For few rows, ``decode`` goes from projections to results in one launch. A program has one value
+head of a row: its matrix stays in registers between one read and one write of memory. The program
+also convolves the channels that it needs; those of a key head are convolved by each of its value
+heads, and the first one keeps the inputs.
+
+For many rows, what is not the matrix is computed by kernels before and after ``step``, whose
+programs are small: several live on a multiprocessor, so that enough bytes are on their way.
 """
 
 from __future__ import annotations
@@ -11,11 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from asyncllm.kernels.triton.launch import Launcher, next_power_of_2
+from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
 from asyncllm.kernels.types.recurrent import UNIT_EPS, DeltaNet, LayerState, StateRows
 
-#: How often a program goes over parts of its matrix.
-PASSES = 1
+#: Columns of a head's matrix that a program has where there are many rows, and its warps.
+COLUMNS = 64
+WARPS = 8
 
 
 @triton.jit
@@ -113,14 +118,12 @@ def _decode(
     WIDTH: tl.constexpr,
     KEY_BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
-    PASSES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     head = tl.program_id(0)
     row = tl.program_id(1)
     GROUP: tl.constexpr = HEADS // KEY_HEADS
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEYS + HEADS * VALUES
-    PART: tl.constexpr = KEY_BLOCK // PASSES
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     # The step's rows and the states were written long before: at least the projection's launch,
@@ -129,13 +132,12 @@ def _decode(
     count = tl.load(offsets + row + 1) - token
     slot = tl.load(slots + row).to(tl.int64)
     position = tl.load(starts + row)
-    part = tl.arange(0, PART)[:, None]
+    key = tl.arange(0, KEY_BLOCK)[:, None]
     column = tl.arange(0, VALUE_BLOCK)[None, :]
     is_value = column < VALUES
-    matrix = matrices + slot * MATRIX_STRIDE + head * (KEYS * VALUES) + part * VALUES + column
-    is_known = (position > 0) & (count == 1) & is_value
-    if PASSES == 1:
-        state = tl.load(matrix, mask=is_known & (part < KEYS), other=0.0)
+    is_element = is_value & (key < KEYS)
+    matrix = matrices + slot * MATRIX_STRIDE + head * (KEYS * VALUES) + key * VALUES + column
+    state = tl.load(matrix, mask=is_element & (position > 0) & (count == 1), other=0.0)
     if PDL:
         tl.extra.cuda.gdc_wait()
     if count != 1:
@@ -169,37 +171,11 @@ def _decode(
     q *= tl.rsqrt(tl.sum(q * q, axis=1, keep_dims=True) + UNIT) * KEYS**-0.5
     k *= tl.rsqrt(tl.sum(k * k, axis=1, keep_dims=True) + UNIT)
     alike = tl.sum(q * k, axis=1, keep_dims=True)
-    if PASSES == 1:
-        q = tl.trans(q)
-        k = tl.trans(k)
-        of_key = tl.sum(state * k, axis=0, keep_dims=True)
-        of_query = tl.sum(state * q, axis=0, keep_dims=True)
-        added = beta * (v - kept * of_key)
-        tl.store(matrix, kept * state + k * added, mask=is_value & (part < KEYS))
-    else:
-        # The matrix is read twice, from the cache the second time, and never as a whole in
-        # registers, so that more programs run at the same time.
-        q = tl.reshape(q, [PASSES, PART])
-        k = tl.reshape(k, [PASSES, PART])
-        number = tl.arange(0, PASSES)[:, None]
-        of_key = tl.zeros([1, VALUE_BLOCK], tl.float32)
-        of_query = tl.zeros([1, VALUE_BLOCK], tl.float32)
-        for i in tl.static_range(PASSES):
-            exists = is_known & (i * PART + part < KEYS)
-            state = tl.load(matrix + i * PART * VALUES, mask=exists, other=0.0)
-            keys = tl.sum(tl.where(number == i, k, 0.0), axis=0)[:, None]
-            queries = tl.sum(tl.where(number == i, q, 0.0), axis=0)[:, None]
-            of_key += tl.sum(state * keys, axis=0, keep_dims=True)
-            of_query += tl.sum(state * queries, axis=0, keep_dims=True)
-        added = beta * (v - kept * of_key)
-        for i in tl.static_range(PASSES):
-            exists = is_known & (i * PART + part < KEYS)
-            state = tl.load(matrix + i * PART * VALUES, mask=exists, other=0.0)
-            keys = tl.sum(tl.where(number == i, k, 0.0), axis=0)[:, None]
-            place = matrix + i * PART * VALUES
-            exists = is_value & (i * PART + part < KEYS)
-            tl.store(place, kept * state + keys * added, mask=exists)
-    out = kept * of_query + alike * added
+    q = tl.trans(q)
+    k = tl.trans(k)
+    added = beta * (v - kept * tl.sum(state * k, axis=0, keep_dims=True))
+    out = kept * tl.sum(state * q, axis=0, keep_dims=True) + alike * added
+    tl.store(matrix, kept * state + k * added, mask=is_element)
     out *= tl.rsqrt(tl.sum(out * out, axis=1, keep_dims=True) / VALUES + NORM_EPS) * factors
     tl.store(result, out.to(y.dtype.element_ty), mask=is_value)
     is_first = head % GROUP == 0
@@ -217,13 +193,71 @@ def _decode(
     )  # fmt: skip
 
 
+@triton.jit
+def _step(
+    qkv,
+    gates,
+    decay,
+    step_bias,
+    matrices,
+    slots,
+    starts,
+    offsets,
+    out,
+    KEY_HEADS: tl.constexpr,
+    HEADS: tl.constexpr,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+    GATE_STRIDE: tl.constexpr,
+    MATRIX_STRIDE: tl.constexpr,
+    KEY_BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    head = tl.program_id(0)
+    row = tl.program_id(1)
+    CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEYS + HEADS * VALUES
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    token = tl.load(offsets + row)
+    count = tl.load(offsets + row + 1) - token
+    slot = tl.load(slots + row).to(tl.int64)
+    key = tl.arange(0, KEY_BLOCK)[:, None]
+    column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    is_value = column < VALUES
+    is_element = is_value & (key < KEYS)
+    matrix = matrices + slot * MATRIX_STRIDE + head * (KEYS * VALUES) + key * VALUES + column
+    is_known = (tl.load(starts + row) > 0) & (count == 1)
+    state = tl.load(matrix, mask=is_element & is_known, other=0.0)  # as in ``_decode``
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    if count != 1:
+        return
+    of_token = qkv + token.to(tl.int64) * CHANNELS
+    keys = of_token + head // (HEADS // KEY_HEADS) * KEYS + key
+    q = tl.load(keys, mask=key < KEYS, other=0.0).to(tl.float32)
+    k = tl.load(keys + KEY_HEADS * KEYS, mask=key < KEYS, other=0.0).to(tl.float32)
+    values = of_token + 2 * KEY_HEADS * KEYS + head * VALUES + column
+    v = tl.load(values, mask=is_value, other=0.0).to(tl.float32)
+    numbers = gates + token.to(tl.int64) * GATE_STRIDE + head
+    beta = 1.0 / (1.0 + tl.exp(-tl.load(numbers).to(tl.float32)))
+    kept = tl.exp(decay_of(decay, step_bias, tl.load(numbers + HEADS).to(tl.float32), head))
+    added = beta * (v - kept * tl.sum(state * k, axis=0, keep_dims=True))
+    result = kept * tl.sum(state * q, axis=0, keep_dims=True)
+    result += tl.sum(q * k, axis=0, keep_dims=True) * added
+    tl.store(matrix, kept * state + k * added, mask=is_element & (slot > 0))
+    place = out + token.to(tl.int64) * (HEADS * VALUES) + head * VALUES + column
+    tl.store(place, result.to(out.dtype.element_ty), mask=is_value)
+
+
 _launch = Launcher(_decode)
+_launch_step = Launcher(_step)
 
 
 def decode(
     x: Tensor, gates: Tensor, net: DeltaNet, state: LayerState, rows: StateRows, y: Tensor
 ) -> None:
-    """``gated_delta_net`` of the rows that have one token, into y."""
+    """``gated_delta_net`` of rows that have one token each, into y: one launch, for few rows."""
     assert state.matrices is not None
     weights = net.convolution, net.decay, net.step_bias, net.norm
     of_rows = rows.slots, rows.starts, rows.offsets
@@ -233,6 +267,23 @@ def decode(
     _launch(
         (net.value_heads, len(rows.slots), 1),
         (x, gates, *weights, state.inputs, state.matrices, *of_rows, y),
-        (*sizes, *strides, state.inputs.shape[1], *blocks, PASSES),
-        num_warps=max(blocks[0] * blocks[1] // 2048 // PASSES, 1),
+        (*sizes, *strides, state.inputs.shape[1], *blocks),
+        num_warps=max(blocks[0] * blocks[1] // 2048, 1),
+    )
+
+
+def step(
+    qkv: Tensor, gates: Tensor, net: DeltaNet, state: LayerState, rows: StateRows, out: Tensor
+) -> None:
+    """The recurrence of the rows that have one token, from what is convolved, into ``out``."""
+    assert state.matrices is not None
+    heads, columns = net.value_heads, min(COLUMNS, next_power_of_2(net.value_dim))
+    of_rows = rows.slots, rows.starts, rows.offsets
+    sizes = net.key_heads, heads, net.key_dim, net.value_dim
+    strides = gates.stride(0), state.matrices.stride(0)
+    _launch_step(
+        (heads, len(rows.slots), cdiv(net.value_dim, columns)),
+        (qkv, gates, net.decay, net.step_bias, state.matrices, *of_rows, out),
+        (*sizes, *strides, next_power_of_2(net.key_dim), columns),
+        num_warps=WARPS,
     )

@@ -22,7 +22,12 @@ def find_tiles(rows: StateRows, num_tokens: int, least: int = 1) -> tuple[Tensor
         on shapes alone.
     """
     bound = num_tokens // TILE + min(len(rows.slots), max(num_tokens // least, 1))
-    if least not in rows.found:
+    if rows.one_token and least == 1:
+        bound = num_tokens
+        if least not in rows.found:
+            row = torch.arange(bound, dtype=torch.int32, device=rows.offsets.device)
+            rows.found[least] = torch.stack((row, row), dim=1)
+    elif least not in rows.found:
         offsets = rows.offsets
         lengths = offsets.diff()
         counts = torch.where(lengths >= least, (lengths + TILE - 1) // TILE, 0)
