@@ -16,6 +16,7 @@ from asyncllm.models.spec import read_spec
 from tests.support.engine.scheduling import expect_outputs
 from tests.support.models import tiny_models
 from tests.support.models.reference import GREEDY, NEW_TOKENS, answers, check
+from tests.support.server.polling import pages_are_released
 
 #: How the engine may run without any token changing.
 MODES: dict[str, dict[str, Any]] = {
@@ -117,13 +118,6 @@ async def test_pages_that_went_through_the_host_are_the_same(
         assert kinds.count("loading") >= 2
         assert llm.stats.host_pages_used > 0
         assert 0 < llm.stats.host_cached_tokens <= llm.stats.cached_tokens
-
-
-async def pages_are_released(llm: AsyncLLM) -> None:
-    """Soon: a step in flight may have rows of requests that have ended."""
-    async with asyncio.timeout(60):
-        while llm.stats.pages_held:  # noqa: ASYNC110 - the engine tells nobody
-            await asyncio.sleep(0.001)
 
 
 def expect_short_outputs(llm: AsyncLLM) -> None:

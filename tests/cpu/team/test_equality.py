@@ -16,6 +16,7 @@ from asyncllm.executor import worker
 from tests.cpu.llm import test_constraints_engine, test_structured_engine
 from tests.cpu.llm.test_parity import expect_short_outputs
 from tests.support.models.reference import GREEDY, NEW_TOKENS, answers, check
+from tests.support.server.polling import pages_are_released
 from tests.support.team.ranks import peers, plant
 
 OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "cpu_threads": 1}
@@ -54,7 +55,7 @@ async def test_greedy_tokens_and_logprobs_equal_transformers(
             # On a busy machine pages are computed again while their copies are under way.
             if turn and ("host" not in mode or llm.stats.host_cached_tokens):
                 break
-        assert llm.stats.pages_held == 0
+        await pages_are_released(llm)
         if "host tier" not in mode:  # as in tests/cpu/llm/test_parity.py
             assert (llm.stats.preemptions > 0) == ("preempting" in mode)
         if "host" in mode:
@@ -68,7 +69,7 @@ async def test_everything_that_can_be_asked() -> None:
     for tp in (1, 2):
         async with AsyncLLM(**OPTIONS, tp=tp) as llm:
             found.append(await _everything(llm))
-            assert llm.stats.pages_held == 0
+            await pages_are_released(llm)
     alone, together = found
     for name in ("sampled", "structured", "beams"):
         assert together[name] == alone[name], name
@@ -108,7 +109,7 @@ async def test_what_is_cancelled_leaves_nothing() -> None:
         collector = Collector()
         llm.submit([5, 6, 7], SamplingParams(max_tokens=4, ignore_eos=True), collector)
         assert len((await collector.whole()).token_ids) == 4
-        assert llm.stats.pages_held == 0
+        await pages_are_released(llm)
         assert llm.stats.running == 0
 
 

@@ -23,6 +23,7 @@ from asyncllm.errors import EngineDead, ModelError
 from asyncllm.executor.team import remote
 from asyncllm.executor.team.station_messages import BEAT_SECONDS, Beat
 from asyncllm.executor.team.status import LastOperation
+from tests.support.server.polling import pages_are_released
 from tests.support.team.ranks import peers
 from tests.support.team.station import StationProcess, stations
 
@@ -49,7 +50,7 @@ async def test_greedy_tokens_are_those_of_one_rank(capfd: pytest.CaptureFixture[
             assert (len(ranks), len(peers())) == (2, 1 + 2)
             together = await llm.generate(PROMPTS, GREEDY)
             assert [each.token_ids for each in together] == expected
-            assert llm.stats.pages_held == 0
+            await pages_are_released(llm)
         assert station.wait(SECONDS) == 0
         expect_nothing_left(station, ranks)
         assert peers() == []
