@@ -202,7 +202,7 @@ def _with_states(
             f"takes {gib(state_bytes)}: no sequence fits{because}",
             param="gpu_memory_utilization",
         )
-    kept = CHECKPOINTS if config.prefix_caching else 0
+    kept = config.prefix_caching
     num_seqs = min(config.max_num_seqs, max(1, room // 2) if kept else room)
     if num_seqs < config.max_num_seqs:
         log.warning(
@@ -211,8 +211,13 @@ def _with_states(
             gib(state_bytes),
             " and as many for the prefix cache" if kept else "",
         )
-    num_states = min(room, num_seqs * (1 + kept))
+    num_states = min(room, wanted_states(num_seqs, kept))
     return msgspec.structs.replace(config, max_num_seqs=num_seqs), num_states
+
+
+def wanted_states(num_seqs: int, prefix_caching: bool) -> int:
+    """State slots for ``num_seqs`` sequences, where memory is no limit."""
+    return num_seqs * (1 + CHECKPOINTS * prefix_caching)
 
 
 def _remedy(config: EngineConfig, device: str) -> str:

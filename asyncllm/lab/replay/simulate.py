@@ -14,6 +14,7 @@ from asyncllm.config import EngineLimits, PolicyName
 from asyncllm.engine.policy import POLICIES, Policy
 from asyncllm.engine.scheduling.sequence import FOREVER
 from asyncllm.errors import BadRequest
+from asyncllm.executor.memory.limits import wanted_states
 from asyncllm.executor.sim.profile import StepShape
 from asyncllm.executor.sim.timeline import NO_ROWS, StepTiming, Timeline
 from asyncllm.lab.replay.figures import Figures, Record
@@ -97,6 +98,17 @@ class Variant(msgspec.Struct, frozen=True):
                 f"what-if {self.name}: a request may come to {longest} tokens, and the KV cache "
                 f"would hold {num_pages * size}"
             )
+        num_states = _num_states(recorded, seqs, caching)
+        if num_states and num_states < seqs:
+            raise BadRequest(
+                f"what-if {self.name}: each of {seqs} sequences has a recurrent state, and the "
+                f"recording's memory held {num_states}"
+            )
+        if num_states and host:
+            raise BadRequest(
+                f"what-if {self.name}: the model has recurrent layers, whose states are not kept "
+                "in the host's memory"
+            )
         return msgspec.structs.replace(
             recorded,
             page_size=size,
@@ -109,7 +121,18 @@ class Variant(msgspec.Struct, frozen=True):
             host_pages=host // size if caching else 0,
             page_copy_seconds=recorded.page_copy_seconds * size / recorded.page_size,
             steps_in_flight=changed.get("steps_in_flight", recorded.steps_in_flight),
+            num_states=num_states,
         )
+
+
+def _num_states(recorded: EngineLimits, seqs: int, caching: bool) -> int:
+    """State slots for other sequences: all that fitted, where memory was the recording's limit."""
+    if recorded.num_states == 0:
+        return 0
+    wanted = wanted_states(seqs, caching)
+    if recorded.num_states < wanted_states(recorded.max_num_seqs, recorded.prefix_caching):
+        return min(wanted, recorded.num_states)
+    return wanted
 
 
 #: The limits and the policy of the recording.

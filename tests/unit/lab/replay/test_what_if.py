@@ -12,6 +12,7 @@ import pytest
 from asyncllm import AsyncLLM, SamplingParams
 from asyncllm.__main__ import main
 from asyncllm.engine.recording.trace_file import Header, TraceWriter
+from asyncllm.errors import BadRequest
 from asyncllm.executor.sim import virtual_time
 from asyncllm.lab.replay.figures import Figures, percentile
 from asyncllm.lab.replay.simulate import Variant, simulate
@@ -110,6 +111,25 @@ def test_stops_aborts_and_failures_end_in_the_simulation_too(tmp_path: Path, see
             assert outcome.aborted <= replayed.workload.end
     by_itself = [id for id, o in replayed.outcomes.items() if o.length is not None]
     assert 100 < len(by_itself) < len(replayed.outcomes)
+
+
+def test_recurrent_states_follow_the_sequences_and_the_memory(tmp_path: Path) -> None:
+    """Each sequence has one, and the prefix cache four more if they fit."""
+    record(tmp_path / "all", 1, events=300, **TIGHT, num_states=40)
+    record(tmp_path / "few", 1, events=300, **TIGHT, num_states=12)
+    for name, most in (("all", 200), ("few", 12)):
+        replayed = replay(tmp_path / name)
+        recorded = replayed.trace.header.limits
+        for seqs, states in ((1, 5), (8, 40), (12, 60), (40, 200)):
+            variant = Variant.parse(f"budget=64,max_num_seqs={seqs}")
+            if seqs > most:
+                with pytest.raises(BadRequest, match=r"each of 40 sequences .* memory held 12"):
+                    simulate(replayed, variant)
+            else:
+                assert variant.limits(recorded, replayed.workload).num_states == min(states, most)
+                assert simulate(replayed, variant).num_requests == replayed.figures.num_requests
+        with pytest.raises(BadRequest, match="not kept in the host's memory"):
+            simulate(replayed, Variant.parse("host_kv_tokens=80"))
 
 
 def test_the_table_has_a_column_for_each_variant(
