@@ -290,6 +290,12 @@ def test_unknown_layer_types(tmp_path: Path) -> None:
     _assert_refused(folder, ["config.json", "layer_types has 1 entries for 4 layers"])
 
 
+def test_delta_nets_have_the_one_activation_that_is_built(tmp_path: Path) -> None:
+    folder = tiny_models.make("qwen3_5", tmp_path)
+    edit_config(folder, hidden_act="gelu")
+    _assert_refused(folder, ["config.json", "hidden_act 'gelu'", "delta nets"])
+
+
 def test_longrope_needs_a_factor_for_every_frequency(tmp_path: Path) -> None:
     folder = tiny_models.make("phi3", tmp_path)
     scaling = {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [1.0] * 5}
