@@ -13,7 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from asyncllm.kernels.triton.launch import NATIVE, Launcher, cdiv, next_power_of_2
+from asyncllm.kernels.triton.launch import (
+    NATIVE,
+    Launcher,
+    cdiv,
+    next_power_of_2,
+    shared_bytes,
+)
 from asyncllm.kernels.triton.recurrent.convolution import TOKENS, convolve
 from asyncllm.kernels.triton.recurrent.delta_decode import decay_of
 from asyncllm.kernels.triton.recurrent.tiles import TILE, find_tiles, load_tile
@@ -23,6 +29,8 @@ from asyncllm.kernels.types.recurrent import UNIT_EPS, DeltaNet, LayerState, Sta
 PART = 16
 #: Columns of a head's matrix that a program has.
 COLUMNS = 32
+#: Bytes of shared memory that tiles of two steps ahead need.
+DEEP = 200_000
 
 
 @triton.jit
@@ -296,7 +304,7 @@ def chunks(
         (qkv, state.matrices, *of_rows, u, w, mixed, totals, out),
         (*sizes, state.matrices.stride(0), precision, TILE, key_block, columns),
         num_warps=4,
-        num_stages=2,
+        num_stages=3 if shared_bytes(qkv) >= DEEP else 2,
     )
 
 

@@ -1,9 +1,8 @@
 """One token of each row through a gated delta net.
 
 For few rows, ``decode`` goes from projections to results in one launch. A program has one value
-head of a row: its matrix stays in registers between one read and one write of memory. The program
-also convolves the channels that it needs; those of a key head are convolved by each of its value
-heads, and the first one keeps the inputs.
+head of a row; it also convolves the channels that it needs. Those of a key head are convolved by
+each of its value heads, and the first one keeps the inputs.
 
 For many rows, what is not the matrix is computed by kernels before and after ``step``, whose
 programs are small: several live on a multiprocessor, so that enough bytes are on their way.
@@ -18,6 +17,9 @@ from torch import Tensor
 from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
 from asyncllm.kernels.types.recurrent import UNIT_EPS, DeltaNet, LayerState, StateRows
 
+#: Parts of a head's matrix that ``decode`` goes over, twice each: the second time they are in the
+#: cache. In one part, registers would leave room for one program on a multiprocessor.
+PASSES = 2
 #: Columns of a head's matrix that a program has where there are many rows, and its warps.
 COLUMNS = 64
 WARPS = 8
@@ -92,6 +94,12 @@ def keep_token(
 
 
 @triton.jit
+def _part(x, is_chosen):
+    """The chosen row of x, [rows, n], as a column [n, 1]."""
+    return tl.sum(tl.where(is_chosen, x, 0.0), axis=0)[:, None]
+
+
+@triton.jit
 def _decode(
     x,
     gates,
@@ -118,6 +126,7 @@ def _decode(
     WIDTH: tl.constexpr,
     KEY_BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
+    PASSES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     head = tl.program_id(0)
@@ -126,18 +135,15 @@ def _decode(
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEYS + HEADS * VALUES
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    # The step's rows and the states were written long before: at least the projection's launch,
-    # which the previous kernel waited for, is in between.
     token = tl.load(offsets + row)
     count = tl.load(offsets + row + 1) - token
     slot = tl.load(slots + row).to(tl.int64)
     position = tl.load(starts + row)
-    key = tl.arange(0, KEY_BLOCK)[:, None]
+    PART: tl.constexpr = KEY_BLOCK // PASSES
+    key = tl.arange(0, PART)[:, None]
     column = tl.arange(0, VALUE_BLOCK)[None, :]
     is_value = column < VALUES
-    is_element = is_value & (key < KEYS)
     matrix = matrices + slot * MATRIX_STRIDE + head * (KEYS * VALUES) + key * VALUES + column
-    state = tl.load(matrix, mask=is_element & (position > 0) & (count == 1), other=0.0)
     if PDL:
         tl.extra.cuda.gdc_wait()
     if count != 1:
@@ -171,11 +177,23 @@ def _decode(
     q *= tl.rsqrt(tl.sum(q * q, axis=1, keep_dims=True) + UNIT) * KEYS**-0.5
     k *= tl.rsqrt(tl.sum(k * k, axis=1, keep_dims=True) + UNIT)
     alike = tl.sum(q * k, axis=1, keep_dims=True)
-    q = tl.trans(q)
-    k = tl.trans(k)
-    added = beta * (v - kept * tl.sum(state * k, axis=0, keep_dims=True))
-    out = kept * tl.sum(state * q, axis=0, keep_dims=True) + alike * added
-    tl.store(matrix, kept * state + k * added, mask=is_element)
+    q = tl.reshape(q, [PASSES, PART])
+    k = tl.reshape(k, [PASSES, PART])
+    number = tl.arange(0, PASSES)[:, None]
+    of_key = tl.zeros([1, VALUE_BLOCK], tl.float32)
+    of_query = tl.zeros([1, VALUE_BLOCK], tl.float32)
+    for i in tl.static_range(PASSES):
+        exists = is_value & (i * PART + key < KEYS) & (position > 0)
+        state = tl.load(matrix + i * PART * VALUES, mask=exists, other=0.0)
+        of_key += tl.sum(state * _part(k, number == i), axis=0, keep_dims=True)
+        of_query += tl.sum(state * _part(q, number == i), axis=0, keep_dims=True)
+    added = beta * (v - kept * of_key)
+    for i in tl.static_range(PASSES):
+        exists = is_value & (i * PART + key < KEYS)
+        place = matrix + i * PART * VALUES
+        state = tl.load(place, mask=exists & (position > 0), other=0.0)
+        tl.store(place, kept * state + _part(k, number == i) * added, mask=exists)
+    out = kept * of_query + alike * added
     out *= tl.rsqrt(tl.sum(out * out, axis=1, keep_dims=True) / VALUES + NORM_EPS) * factors
     tl.store(result, out.to(y.dtype.element_ty), mask=is_value)
     is_first = head % GROUP == 0
@@ -228,7 +246,9 @@ def _step(
     is_element = is_value & (key < KEYS)
     matrix = matrices + slot * MATRIX_STRIDE + head * (KEYS * VALUES) + key * VALUES + column
     is_known = (tl.load(starts + row) > 0) & (count == 1)
-    state = tl.load(matrix, mask=is_element & is_known, other=0.0)  # as in ``_decode``
+    # The states and the step's rows were written long before: at least the convolution's launch,
+    # which the previous kernel waited for, is in between.
+    state = tl.load(matrix, mask=is_element & is_known, other=0.0)
     if PDL:
         tl.extra.cuda.gdc_wait()
     if count != 1:
@@ -267,8 +287,8 @@ def decode(
     _launch(
         (net.value_heads, len(rows.slots), 1),
         (x, gates, *weights, state.inputs, state.matrices, *of_rows, y),
-        (*sizes, *strides, state.inputs.shape[1], *blocks),
-        num_warps=max(blocks[0] * blocks[1] // 2048, 1),
+        (*sizes, *strides, state.inputs.shape[1], *blocks, PASSES),
+        num_warps=max(blocks[0] * blocks[1] // 4096, 1),
     )
 
 
