@@ -53,6 +53,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingDefaults
     quantization: Quantization | None = None
 
+    @property
+    def weight_format(self) -> str | None:
+        """The format of quantised weights, such as "fp8"; None if they are not quantised."""
+        return None if self.quantization is None else self.quantization.method
+
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Bytes of K and V of one token in all layers, for a dtype of that size."""
         config = self.config

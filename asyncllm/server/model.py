@@ -39,6 +39,9 @@ class Architecture(Protocol):
     @property
     def architecture(self) -> str: ...
 
+    @property
+    def weight_format(self) -> str | None: ...
+
 
 class Model(Protocol):
     """As ``asyncllm.AsyncLLM``, which says what each of these does and raises."""

@@ -50,7 +50,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 examples:
   asyncllm doctor                                          what this machine can do
   asyncllm doctor Qwen/Qwen3-32B --gpu h200,h100 --tp 1,2,4
-  asyncllm doctor Qwen/Qwen3-8B --gpu h200 --load rate=10,input=2000,output=200"""
+  asyncllm doctor Qwen/Qwen3-8B --gpu h200 --load rate=10,input=2000,output=200
+  asyncllm doctor Qwen/Qwen3-8B --quality --quantization fp8"""
     add_model(parser)
     parser.add_argument(
         "--gpu",
@@ -95,6 +96,25 @@ examples:
         help="lengths in tokens; for each, print how many sequences fit at once (default: "
         "1024,4096,16384)",
     )
+    parser.add_argument(
+        "--quality",
+        action="store_true",
+        help="plan nothing, but run the quantised model and that in 16 bits on this machine, one "
+        "after the other, and print how far their logprobs are apart",
+    )
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="with --quality: a .txt (a prompt per line), .csv or .jsonl file as for asyncllm "
+        "generate (default: a few short texts)",
+    )
+    parser.add_argument(
+        "--reference",
+        metavar="MODEL",
+        help="with --quality, for a checkpoint that is quantised: folder or hub id of the same "
+        "model in 16 bits",
+    )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     add_options(parser, EngineConfig, OPTIONS, "as the model will be served")
     parser.set_defaults(run=run, parser=parser)
@@ -105,6 +125,10 @@ def run(args: argparse.Namespace) -> int:
     if args.gpu is not None:
         _gpus(args)  # an unknown one is said first
     folder, spec = _model(config)  # what is wrong with it is said before torch is imported
+    if args.quality:
+        return _report_quality(args, config, spec)
+    if args.prompts is not None or args.reference is not None:
+        usage_error(args, "--prompts and --reference are for --quality")
 
     import msgspec
 
@@ -177,6 +201,46 @@ def _report_cpu(args: argparse.Namespace, config: EngineConfig, model: str, spec
     for problem in problems:
         print(f"asyncllm: {model} in {name_options(problem)}", file=sys.stderr)
     return 1 if len(problems) == len(found["cpu"]["plans"]) else 0
+
+
+def _report_quality(args: argparse.Namespace, config: EngineConfig, spec: ModelSpec) -> int:
+    if args.gpu is not None or args.load or len(args.tps) > 1 or args.replicas != 1:
+        usage_error(
+            args, "--quality runs the model here: --gpu, --load, --dp or several --tp do not"
+        )
+    if spec.quantization is None:
+        usage_error(args, "--quality is of a quantised model: this one needs --quantization fp8")
+    if args.reference is None and not spec.quantization.while_loading:
+        usage_error(args, "the model is quantised: --reference names the same in 16 bits")
+
+    import asyncio
+
+    import msgspec
+
+    from asyncllm.cli.prompts import read_rows
+    from asyncllm.lab.quality import PROMPTS, measure_quality
+    from asyncllm.llm.load import name_of
+
+    quantized = msgspec.structs.replace(config, tp=args.tps[0])
+    reference = msgspec.structs.replace(quantized, quantization=None)
+    if args.reference is not None:
+        reference = msgspec.structs.replace(reference, model=args.reference, revision=None)
+        if _model(reference)[1].quantization is not None:
+            raise ModelError(f"{args.reference} is quantised itself")
+    given = args.prompts
+    prompts = PROMPTS if given is None else [row.prompt for row in read_rows(given)]
+    found = asyncio.run(measure_quality(reference, quantized, prompts))
+    if args.json:
+        print(msgspec.json.format(msgspec.json.encode(found)).decode())
+    else:
+        method, model = spec.quantization.method, name_of(config.model)
+        print(
+            f"{model} in {method} beside {name_of(reference.model)} in 16 bits or more, "
+            f"{found.tokens:,} tokens of {len(prompts)} texts:\n"
+            f"difference of logprobs  mean {found.mean:.4f}, p99 {found.p99:.4f}\n"
+            f"same likeliest token    {100 * found.same:.2f} %"
+        )
+    return 0
 
 
 def _model(config: EngineConfig) -> tuple[Path, ModelSpec]:

@@ -78,4 +78,5 @@ def _model(service: Service, name: str) -> Model:
         parent=None,
         max_model_len=service.llm.limits.max_model_len,
         vocab_size=service.llm.limits.vocab_size,
+        quantization=service.llm.spec.weight_format,
     )

@@ -46,7 +46,10 @@ class Detokenized(Answer, kw_only=True):
 
 
 class Model(Answer, kw_only=True, tag_field="object", tag="model"):
-    """A name to ask for; ``root`` is the model that answers to it."""
+    """A name to ask for.
+
+    ``root`` is the model that answers to it; ``quantization`` is that of its weights.
+    """
 
     id: str
     created: int
@@ -55,6 +58,7 @@ class Model(Answer, kw_only=True, tag_field="object", tag="model"):
     parent: str | None
     max_model_len: int
     vocab_size: int
+    quantization: str | None
 
 
 class ModelList(Answer, kw_only=True, tag_field="object", tag="list"):

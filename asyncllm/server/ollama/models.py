@@ -123,14 +123,14 @@ def _model(service: Service, name: str) -> dict[str, Any]:
 
 
 def _details(service: Service) -> schemas.OllamaDetails:
-    family = _family(service)
+    family, llm = _family(service), service.llm
     return schemas.OllamaDetails(
         parent_model="",
         format="safetensors",
         family=family,
         families=[family],
         parameter_size="",
-        quantization_level=service.llm.limits.dtype,
+        quantization_level=llm.spec.weight_format or llm.limits.dtype,
     )
 
 

@@ -89,7 +89,7 @@ class OllamaEmbedding(Answer, kw_only=True):
 
 
 class OllamaDetails(Answer, kw_only=True):
-    """``quantization_level`` is the data type of computations."""
+    """``quantization_level`` is the format of the weights, or the data type of computations."""
 
     parent_model: str
     format: str

@@ -35,7 +35,7 @@ IN_16_BITS = re.compile(
 BLOCKS = {"hidden_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128}
 MLP = {**BLOCKS, "intermediate_size": 512, "num_hidden_layers": 2}
 MOE = {**BLOCKS, "moe_intermediate_size": 256, "num_hidden_layers": 2, "max_shard_size": 10**9}
-HYBRID = {
+HYBRID: dict[str, Any] = {
     **MLP,
     **{"linear_num_key_heads": 1, "linear_num_value_heads": 2},
     **{"linear_key_head_dim": 128, "linear_value_head_dim": 256},

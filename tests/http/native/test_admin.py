@@ -29,6 +29,7 @@ def test_models(server: Server) -> None:
         "parent": None,
         "max_model_len": 4096,
         "vocab_size": 258,
+        "quantization": None,
     }
     assert server.get("/v1/models").json == {"object": "list", "data": [model]}
     assert server.get("/v1/models/fake").json == model

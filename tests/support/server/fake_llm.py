@@ -229,7 +229,7 @@ class FakeLLM:
 
     model_name = "fake"
     created = 1_700_000_000
-    spec = SimpleNamespace(architecture="FakeForCausalLM")
+    spec = SimpleNamespace(architecture="FakeForCausalLM", weight_format=None)
 
     def __init__(
         self,
