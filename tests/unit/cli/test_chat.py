@@ -9,7 +9,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Generator
 
 import pytest
@@ -142,8 +141,10 @@ def test_at_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves() -> None:
         read_until(ours, b"user: xxxx")
         os.kill(process.pid, signal.SIGINT)
         read_until(ours, b"> ")
-        time.sleep(0.3)  # input() misses a signal between its prompt and its waiting
         os.kill(process.pid, signal.SIGINT)
+        while not select.select([ours], [], [], 0.3)[0]:
+            # input() misses a signal between its prompt and its waiting.
+            os.kill(process.pid, signal.SIGINT)
         read_until(ours, b"> ")
         os.write(ours, b"\x04")
         assert process.wait(10) == 0

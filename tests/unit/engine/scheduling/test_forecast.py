@@ -147,6 +147,7 @@ def test_the_longest_is_late_although_it_is_due_first() -> None:
     assert long.place.turn is Turn.LATE
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_each_class_of_deadlines_is_met_nearly_as_often_as_by_one_who_knows_all_lengths() -> None:
     """Of 6,000 requests, 83.7 % of the class of 5 s were met when none was given up in advance."""
