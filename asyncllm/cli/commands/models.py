@@ -18,6 +18,7 @@ _FORMATS: Final = """\
 Formats: safetensors in bfloat16, float16 or float32, or pytorch_model.bin where there are none.
 fp8 (compressed-tensors or blocks of 128), AWQ and GPTQ (4 bits), and experts in MXFP4 stay
 quantised on an NVIDIA GPU, and are converted to 16 bits or more where they are loaded on a CPU.
+With --quantization fp8, checkpoints of 16 bits become fp8 while they are loaded.
 Needs: 2 bytes of GPU memory a parameter in 16 bits, 1 in fp8, 0.6 in 4 bits, and room for keys and
 values. 'asyncllm models MODEL' computes both; docs/models.md says what was tested where."""
 

@@ -51,6 +51,21 @@ def test_without_triton_the_step_is_nearly_the_same(
 
 
 @pytest.mark.usefixtures("known_step")
+def test_weights_that_become_fp8(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where kernels take them; all but the two tables of the vocabulary."""
+    places = ["--gpu", "h200,a100-80", "--tp", "1,2", "--quantization", "fp8"]
+    assert main(["doctor", model, *places, "--json"]) == 0
+    plans = json.loads(capsys.readouterr().out)["plans"]
+    found = {(plan["gpu"], plan["tp"]): plan["memory"]["weights"] for plan in plans}
+    tables = 2 * 151_936 * 4096 * 2
+    assert found["h200", 1] == pytest.approx(tables + 36 * 4096 * (10_240 + 36_864), rel=0.003)
+    assert found["h200", 2] == pytest.approx(found["h200", 1] / 2, rel=0.003)
+    assert found["a100-80", 1] == pytest.approx(2 * found["h200", 1] - tables, rel=0.003)
+    assert main(["doctor", model, "--gpu", "h200", "--quantization", "gptq"]) == 1
+    assert "only fp8 can be made of them" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("known_step")
 def test_what_fits_where(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     places = ["--gpu", "h200,l4", "--tp", "1,2,3", "--lengths", "2000"]
     assert main(["doctor", model, *places, "--load", LOAD]) == 0
