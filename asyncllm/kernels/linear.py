@@ -26,7 +26,7 @@ def linear(
 ) -> Tensor:
     """x @ weight.T + bias: [tokens, in_features] -> [tokens, out_features].
 
-    On a GPU, few rows are multiplied by a quantised weight that is converted exactly. More rows
+    On a GPU, a row or few are multiplied by a quantised weight that is converted exactly. More rows
     are rounded to e4m3 for an fp8 weight (one scale for each row, or for each block of columns
     where the weight has blocks), and an int4 weight is converted to the dtype of x. In plain torch,
     any quantised weight is converted to the dtype of x.

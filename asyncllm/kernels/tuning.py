@@ -113,6 +113,22 @@ class TmaSplitTile(NamedTuple):
     stages: int
 
 
+class Fp8Tile(NamedTuple):
+    """Work of ``fp8_tiles``, the kernel for 8-bit weights on Hopper GPUs; another one rounds x.
+
+    Attributes:
+        parts: 64-row operands of a program, one or three; each has a warpgroup.
+        splits: programs that share outputs, each with a part of the columns.
+        stages: blocks of 128 columns in flight.
+        unroll: blocks whose scales are requested together; they divide a program's.
+    """
+
+    parts: int
+    splits: int
+    stages: int
+    unroll: int
+
+
 Tile = GemvTile | RegisterSkinnyTile | SmemResidentTile | TmaTile | TmaSplitTile
 
 #: The kernels, by their names in tables.
@@ -235,6 +251,33 @@ def padded_rows(rows: int) -> int:
 def tma_split_stages(rows: int, parts: int) -> int:
     """Stages of a ``tma_split`` program that fit into shared memory."""
     return SHARED_BYTES // (128 * (64 * parts + padded_rows(rows)))
+
+
+def fp8_rows(rows: int) -> int:
+    """Rows of x in a program of ``fp8_tiles``, padded."""
+    return min(max(8, 1 << (rows - 1).bit_length()), 128)
+
+
+#: Bytes of shared memory for rings, where programs of two launches share a multiprocessor or not.
+_HALF, _WHOLE = 98 << 10, 190 << 10
+
+
+def choose_fp8_tile(rows: int, size: int, columns: int) -> Fp8Tile | None:
+    """The tile for a weight [size, columns], after measurements on an H200 (docs/kernels.md); None
+    where other kernels are faster: for one row and many, and for a few of a small weight."""
+    tiles, blocks, block_m = -(-size // 64), -(-columns // 128), fp8_rows(rows)
+    is_small = size * columns < 2**23
+    if not 1 < rows <= (128 if tiles <= 80 and not is_small else 64) or (rows <= 16 and is_small):
+        return None
+    parts = 1 if tiles <= 264 else 3
+    splits = 1
+    while tiles * splits < 80 and blocks % (2 * splits) == 0 and blocks >= 8 * splits:
+        splits *= 2
+    blocks //= splits
+    unroll = next(u for u in ((4, 2, 1) if block_m <= 32 else (1,)) if blocks % u == 0)
+    room = _WHOLE if (block_m <= 32) == (parts == 3) or blocks > 32 else _HALF
+    stages = min(room // ((64 * parts + block_m) * 128), blocks, 24)
+    return Fp8Tile(parts, splits, stages, unroll)
 
 
 def is_tuned(device_name: str) -> bool:

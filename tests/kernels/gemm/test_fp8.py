@@ -126,7 +126,7 @@ def test_quantized_rows(columns: int, blocked: bool, norm: bool | None) -> None:
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 @pytest.mark.parametrize("blocked", [False, pytest.param(True, marks=on_hopper)])
-@pytest.mark.parametrize("rows", [65, 300])
+@pytest.mark.parametrize("rows", [20, 65, 300])
 def test_many_rows(rows: int, blocked: bool) -> None:
     x, matrix = random_rows(rows, 512, torch.bfloat16), random_matrix(256, 512, blocked=blocked)
     norm = Norm(torch.rand(512, device=DEVICE).to(x.dtype), 1e-6)

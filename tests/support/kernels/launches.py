@@ -30,6 +30,7 @@ from asyncllm.kernels.tuning import (
 from asyncllm.kernels.types import (
     AttentionSpec,
     DecodeRows,
+    Fp8Matrix,
     Gated,
     GatedExperts,
     HeadEncoding,
@@ -300,26 +301,37 @@ def launch_all_gather() -> None:
 def launch_fp8() -> None:
     from asyncllm.kernels.triton.gemm.fp8 import quantize_rows
     from asyncllm.kernels.triton.gemm.linear import linear
-    from asyncllm.kernels.types import Fp8Matrix
 
-    data = torch.empty(INTERMEDIATE, HIDDEN, dtype=torch.float8_e4m3fn)
-    by_row = Fp8Matrix(data, torch.empty(INTERMEDIATE, 1))
-    blocks = Fp8Matrix(data, torch.empty(INTERMEDIATE // 128, HIDDEN // 128))
+    by_row = fp8_matrix(INTERMEDIATE, HIDDEN, blocked=False)
+    blocks = fp8_matrix(INTERMEDIATE, HIDDEN, blocked=True)
     linear(half(1, HIDDEN), by_row, norm=norm(HIDDEN), act="silu")
     linear(half(1, HIDDEN), blocks, residual=half(1, INTERMEDIATE))
     linear(half(4, HIDDEN), by_row, norm=norm(HIDDEN), act="silu")
     linear(half(4, HIDDEN), blocks, residual=half(4, INTERMEDIATE))
     quantize_rows(half(300, HIDDEN), norm=norm(HIDDEN), blocked=True)
 
-    def matrices(rows: int, columns: int, *, blocked: bool) -> Fp8Matrix:
-        data = torch.empty(rows, columns, dtype=torch.float8_e4m3fn)
-        scales = (rows // 128, columns // 128) if blocked else (rows, 1)
-        return Fp8Matrix(data, torch.empty(scales))
-
     for blocked in (True, False):
-        gate_up = matrices(EXPERTS * 2 * INNER, HIDDEN, blocked=blocked)
-        down = matrices(EXPERTS * HIDDEN, INNER, blocked=blocked)
+        gate_up = fp8_matrix(EXPERTS * 2 * INNER, HIDDEN, blocked=blocked)
+        down = fp8_matrix(EXPERTS * HIDDEN, INNER, blocked=blocked)
         mix(GatedExperts(EXPERTS, gate_up, down), (1, 16, 2048) if blocked else (16,))
+
+
+def launch_fp8_hopper() -> None:
+    from asyncllm.kernels.triton.gemm.linear import linear
+
+    wide = fp8_matrix(24 * HIDDEN, HIDDEN, blocked=True)
+    linear(half(8, HIDDEN), wide, norm=norm(HIDDEN), act="silu")
+    linear(half(64, HIDDEN), wide, norm=norm(HIDDEN), act="silu")
+    narrow = fp8_matrix(4 * HIDDEN, 4 * HIDDEN, blocked=True)
+    linear(half(100, 4 * HIDDEN), narrow, residual=half(100, 4 * HIDDEN))
+    by_row = fp8_matrix(HIDDEN, HIDDEN, blocked=False)
+    linear(half(30, HIDDEN), by_row, half(HIDDEN))
+
+
+def fp8_matrix(rows: int, columns: int, *, blocked: bool) -> Fp8Matrix:
+    data = torch.empty(rows, columns, dtype=torch.float8_e4m3fn)
+    scales = (rows // 128, columns // 128) if blocked else (rows, 1)
+    return Fp8Matrix(data, torch.empty(scales))
 
 
 def launch_int4() -> None:

@@ -1,8 +1,8 @@
-"""Projections with an 8-bit floating point weight (e4m3), in Triton and by cuBLAS.
+"""Projections with an 8-bit floating point weight (e4m3): their kernels, and which takes what.
 
-Up to 16 rows, kernels of our own multiply by the weights as they are stored; with more, rows are
-rounded to 8 bits and cuBLAS multiplies. On an H200, 1 to 8 rows take 50 to 78 % of bfloat16's time,
-32 to 128 rows 67 to 133 %, and thousands 60 to 72 % (docs/kernels.md).
+One row is multiplied on the CUDA cores by the weight as it is stored. On Hopper GPUs, ``fp8_tiles``
+takes dozens of rows, rounded to 8 bits. Elsewhere, up to 16 rows are multiplied in 16 bits, and
+cuBLAS multiplies all others in 8 bits (docs/kernels.md).
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from asyncllm.kernels.gpu import gpu_of
 from asyncllm.kernels.triton.codes import fp8_numbers
 from asyncllm.kernels.triton.gemm.epilogue import dot, weight_rows, write
+from asyncllm.kernels.triton.gemm.fp8_tiles import fp8_tiles
 from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
+from asyncllm.kernels.tuning import choose_fp8_tile, fp8_rows
 from asyncllm.kernels.types import FP8_BLOCK, FP8_MAX, Fp8Matrix, Norm
 
 #: Columns of a product, those of a block of scales.
@@ -243,11 +246,15 @@ def fp8_linear(p: Projection[Fp8Matrix]) -> Tensor:
     rows = len(x)
     if rows == 1:
         return fp8_gemv(p)
-    if rows <= SKINNY:
+    copies = x.is_cuda and gpu_of(x.device).is_hopper and weight.data.data_ptr() % 16 == 0
+    tile = choose_fp8_tile(rows, *weight.data.shape) if copies else None
+    if tile is None and rows <= SKINNY:
         return fp8_skinny(choose_tile(len(weight.data)), p.normalised())
     # cuBLAS wants scales of blocks for a multiple of 4 rows.
-    multiple = 4 if weight.is_blocked else 1
+    multiple = fp8_rows(rows) if tile is not None else 4 if weight.is_blocked else 1
     data, scale = quantize_rows(x, norm=p.norm, blocked=weight.is_blocked, multiple=multiple)
+    if tile is not None:
+        return fp8_tiles(tile, p, data, scale.t())
     y = scaled_mm(data, scale, weight, x.dtype)[:rows]
     if p.bias is not None:
         y += p.bias
