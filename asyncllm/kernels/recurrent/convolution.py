@@ -36,7 +36,8 @@ def short_convolution(
     width = weight.shape[1]
     for slot, start, first, end in rows.on_host():
         earlier = torch.arange(start - width + 1, start)
-        before = inputs[slot, earlier % width] * (earlier >= 0).unsqueeze(1).to(x.device)
+        none = (earlier < 0).unsqueeze(1).to(x.device)  # leftovers there, which may be NaN
+        before = inputs[slot, earlier % width].masked_fill(none, 0)
         latest = torch.arange(max(end - width, first), end)
         whole = torch.cat((before, x[first:end]))
         inputs[slot, (latest - first + start) % width] = x[latest]

@@ -18,6 +18,7 @@ from asyncllm.kernels.triton.recurrent.convolution import short_convolution
 from asyncllm.kernels.triton.recurrent.delta import gated_delta_net
 from asyncllm.kernels.types.recurrent import DeltaNet, LayerState, StateRows
 from tests.support.kernels.device import DEVICE
+from tests.support.kernels.leftovers import leave_behind
 
 SLOTS = 7
 
@@ -59,6 +60,7 @@ class Case:
         inputs = storage[:, 8:-2].unflatten(1, (sizes.width, channels))
         matrices = self.random(SLOTS, heads[1] * dims[0] * dims[1] + 4)[:, 4:] * 0.1
         self.state = LayerState(inputs, matrices.unflatten(1, (heads[1], *dims)))
+        leave_behind(self.state, [0, *(start for start, _ in spans)])
         slots = [*range(1, len(spans) + 1), *([0] * padding[0])]
         starts = [*(start for start, _ in spans), *([0] * padding[0])]
         counts = [count for _, count in spans]
@@ -82,18 +84,21 @@ class Case:
         )
         float32 = self.x.float(), self.gates.float(), net
         expected = delta_in_torch.gated_delta_net.reference(*float32, expected_state, self.rows)
+        assert expected.isfinite().all()
         actual = gated_delta_net(self.x, self.gates, self.net, self.state, self.rows)
         assert actual.dtype == self.x.dtype
         assert actual.isfinite().all()
         near(actual[: self.used], expected[: self.used], tolerance)
         assert self.state.matrices is not None
         assert expected_state.matrices is not None
-        assert torch.equal(self.state.inputs[1:].float(), expected_state.inputs[1:])
+        near(self.state.inputs[1:], expected_state.inputs[1:], 0)
         near(self.state.matrices[1:], expected_state.matrices[1:], tolerance)
 
 
 def near(actual: Tensor, expected: Tensor, tolerance: float) -> None:
-    torch.testing.assert_close(actual.float(), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        actual.float(), expected, rtol=tolerance, atol=tolerance, equal_nan=True
+    )
 
 
 ONE_TOKEN = [(0, 1), (1, 1), (2, 1), (3, 1), (50, 1)]
@@ -138,7 +143,7 @@ def test_widths_of_the_convolution(width: int) -> None:
 def test_padding_changes_no_state() -> None:
     small = Sizes(1, 2, 16, 16)
     Case([(4, 3), (9, 1)], small, padding=(2, 5)).check(2e-5)
-    one_by_one = Case(ONE_TOKEN[:2], small, padding=(2, 2))
+    one_by_one = Case([(3, 1), (0, 1)], small, padding=(2, 2))
     one_by_one.rows = one_by_one.rows_of(
         [1, 2, 0, 0], [3, 0, 0, 0], [0, 1, 2, 3, 4], one_token=True
     )
@@ -168,4 +173,5 @@ def test_short_convolutions(silu: bool, has_bias: bool) -> None:
     )
     actual = short_convolution(*arguments, states, case.rows, silu=silu)
     near(actual, expected, 1e-5)
-    assert torch.equal(states[1:], expected_states[1:])
+    assert expected.isfinite().all()
+    near(states[1:], expected_states[1:], 0)

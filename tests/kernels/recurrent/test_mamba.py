@@ -14,6 +14,7 @@ from asyncllm.kernels.recurrent import mamba as in_torch
 from asyncllm.kernels.triton.recurrent.mamba import mamba
 from asyncllm.kernels.types.recurrent import LayerState, Mamba, StateRows
 from tests.support.kernels.device import DEVICE
+from tests.support.kernels.leftovers import leave_behind
 
 
 def check(
@@ -38,6 +39,7 @@ def check(
     one_token = used == len(spans)
     x = random(used + (not one_token) * 3, net.inner + channels + heads, dtype=dtype) * 0.5
     state = LayerState(random(7, 4, channels, dtype=dtype), random(7, heads, keys, values))
+    leave_behind(state, [0, *(start for start, _ in spans)])
     offsets = [0, *torch.tensor([count for _, count in spans]).cumsum(0).tolist()]
     parts = [*range(1, len(spans) + 1)], [start for start, _ in spans], offsets
     slots, starts, ends = (torch.tensor(p, dtype=torch.int32, device=DEVICE) for p in parts)
@@ -54,8 +56,12 @@ def check(
     torch.testing.assert_close(
         actual[:used].float(), expected[:used], rtol=tolerance, atol=tolerance
     )
-    torch.testing.assert_close(state.matrices[1:], matrices[1:], rtol=tolerance, atol=tolerance)
-    assert torch.equal(state.inputs[1:].float(), kept.inputs[1:])
+    for slot, (start, count) in enumerate(spans, 1):
+        torch.testing.assert_close(
+            state.matrices[slot], matrices[slot], rtol=tolerance, atol=tolerance
+        )
+        end = start + count
+        assert torch.equal(state.inputs[slot, :end].float(), kept.inputs[slot, :end])
 
 
 @pytest.mark.parametrize("spans", [[(0, 1), (2, 1), (30, 1)], [(0, 1), (3, 66), (0, 2), (9, 1)]])
