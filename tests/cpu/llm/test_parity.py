@@ -44,8 +44,10 @@ async def test_greedy_tokens_and_logprobs_equal_transformers(
         if mode == "preempting":
             expect_short_outputs(llm)
         longest = llm.limits.max_model_len - NEW_TOKENS
+        if mode == "chunks of 1":  # as many steps as the longest prompt has tokens
+            longest = 257
         expected = [answer for answer in answers(folder) if len(answer.prompt) <= longest]
-        if mode != "chunks of 1":  # 1,000 steps, once is enough
+        if mode != "chunks of 1":  # once is enough
             for answer in expected:
                 check(await llm.generate(answer.prompt, GREEDY), answer)
         # Again, all at once: now they are prefix hits, where there is a prefix cache.
