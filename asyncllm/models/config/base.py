@@ -277,6 +277,11 @@ class DecoderConfig(Config, frozen=True, kw_only=True):
     def _rope_type(self, name: str) -> str:
         return name
 
+    def _require_silu(self) -> None:
+        """For families whose recurrent layers have SiLU built in, or whose MLPs always have it."""
+        if self.hidden_act != "silu":
+            raise ModelError(f"hidden_act is {self.hidden_act!r}; only 'silu' is supported")
+
     def _listed_layer_type(
         self, layer: int, known: tuple[str, ...] = (FULL, SLIDING)
     ) -> str | None:

@@ -87,6 +87,7 @@ class GraniteHybridConfig(GraniteMoeConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._require_silu()
         inner = self.mamba_expand * self.hidden_size
         size = self.mamba_d_head if isinstance(self.mamba_d_head, int) else None
         if inner != self.mamba_n_heads * (size or inner // self.mamba_n_heads):

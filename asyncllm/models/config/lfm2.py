@@ -44,6 +44,7 @@ class Lfm2Config(MoeConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._require_silu()
         if self.tie_embedding is not None:
             msgspec.structs.force_setattr(self, "tie_word_embeddings", self.tie_embedding)
 

@@ -46,13 +46,12 @@ class Qwen3NextConfig(MoeConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._require_silu()
         if self.linear_num_value_heads % self.linear_num_key_heads:
             raise ModelError(
                 f"linear_num_value_heads ({self.linear_num_value_heads}) is not a multiple of "
                 f"linear_num_key_heads ({self.linear_num_key_heads})"
             )
-        if self.hidden_act != "silu":  # that of the convolutions, too
-            raise ModelError(f"hidden_act {self.hidden_act!r} is not supported with delta nets")
 
     @property
     def key_size(self) -> int:

@@ -290,10 +290,13 @@ def test_unknown_layer_types(tmp_path: Path) -> None:
     _assert_refused(folder, ["config.json", "layer_types has 1 entries for 4 layers"])
 
 
-def test_delta_nets_have_the_one_activation_that_is_built(tmp_path: Path) -> None:
-    folder = tiny_models.make("qwen3_5", tmp_path)
+@pytest.mark.parametrize("family", ["qwen3_5", "lfm2", "granite_hybrid"])
+def test_recurrent_layers_have_the_one_activation_that_is_built(
+    family: str, tmp_path: Path
+) -> None:
+    folder = tiny_models.make(family, tmp_path)
     edit_config(folder, hidden_act="gelu")
-    _assert_refused(folder, ["config.json", "hidden_act 'gelu'", "delta nets"])
+    _assert_refused(folder, ["config.json", "hidden_act is 'gelu'", "only 'silu'"])
 
 
 def test_longrope_needs_a_factor_for_every_frequency(tmp_path: Path) -> None:
