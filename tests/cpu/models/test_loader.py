@@ -17,7 +17,7 @@ from asyncllm.errors import ModelError
 from asyncllm.models.base import CausalLM
 from asyncllm.models.layers.norm import GemmaRMSNorm, RMSNorm
 from asyncllm.models.loading.loader import load_model
-from asyncllm.models.quant.place import Reordered, Slice, Sliced
+from asyncllm.models.quant.place import Each, Reordered, Slice, Sliced
 from asyncllm.models.spec import read_spec
 from tests.support.models import tiny_models
 
@@ -40,6 +40,7 @@ def test_places_of_a_checkpoint_cover_every_parameter_once(family: str, tmp_path
         for parameter in model.parameters():
             parameter.fill_(0)
         for place in places.values():
+            assert not isinstance(place, Each)
             slices = place.slices if isinstance(place, Sliced) else [Slice(0, 0, place)]
             for _, _, part in slices:
                 tensor = part.place if isinstance(part, Reordered) else part
