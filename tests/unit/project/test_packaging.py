@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[3]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = SETTINGS["project"]
 
 # The package called asyncllm on PyPI is not ours: installing it, or an extra of it, is a mistake.
 SOMEBODY_ELSES = re.compile(r"pip3?\s+install\s+(?:-\S+\s+)*['\"]?asyncllm\b(?!-)|\basyncllm\[")
@@ -105,3 +106,9 @@ list.index-url='https://list.org/simple'
         "UV_INDEX": "https://b.org/simple https://c.org/simple",
     }
     assert script["uv_environment"]("") == {}
+
+
+def test_all_tests_are_run() -> None:
+    tests = {path.relative_to(ROOT).parts[:2] for path in (ROOT / "tests").rglob("test_*.py")}
+    paths = SETTINGS["tool"]["pytest"]["ini_options"]["testpaths"]
+    assert sorted("/".join(parts) for parts in tests) == sorted(paths)
