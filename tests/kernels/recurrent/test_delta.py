@@ -13,7 +13,6 @@ pytest.importorskip("triton")
 
 from asyncllm.kernels.recurrent import convolution as convolution_in_torch
 from asyncllm.kernels.recurrent import delta as delta_in_torch
-from asyncllm.kernels.triton.recurrent import delta
 from asyncllm.kernels.triton.recurrent.convolution import short_convolution
 from asyncllm.kernels.triton.recurrent.delta import gated_delta_net
 from asyncllm.kernels.types.recurrent import DeltaNet, LayerState, StateRows
@@ -110,12 +109,11 @@ def test_rows_of_any_length(spans: list[tuple[int, int]]) -> None:
     Case(spans, Sizes(1, 2, 16, 32)).check(2e-5)
 
 
-def test_many_rows_of_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are convolved, advanced and normalised by three kernels."""
-    monkeypatch.setattr(delta, "MANY", 0)
-    Case(ONE_TOKEN, Sizes(1, 2, 16, 64)).check(2e-5)
-    Case(ONE_TOKEN[:2], Sizes(1, 1, 24, 40)).check(2e-5)
-    Case(ONE_TOKEN, Sizes(), torch.bfloat16).check(6e-2)
+def test_rows_of_one_token_beside_prompts() -> None:
+    """They are convolved and normalised with them, and advanced by another kernel."""
+    Case([*ONE_TOKEN, (0, 2)], Sizes(1, 2, 16, 64)).check(2e-5)
+    Case([*ONE_TOKEN[:2], (0, 2)], Sizes(1, 1, 24, 40)).check(2e-5)
+    Case([*ONE_TOKEN, (0, 2)], Sizes(), torch.bfloat16).check(6e-2)
 
 
 @pytest.mark.parametrize("heads", [(2, 2), (2, 4), (1, 3)])

@@ -299,21 +299,21 @@ def chunks(
         num_warps=4,
     )
     columns = min(COLUMNS, value_block)
+    ahead = 3 if shared_bytes(qkv) >= DEEP else 2
     _launch_advance(
         (cdiv(values, columns), heads, len(rows.slots)),
         (qkv, state.matrices, *of_rows, u, w, mixed, totals, out),
         (*sizes, state.matrices.stride(0), precision, TILE, key_block, columns),
         num_warps=4,
-        num_stages=3 if shared_bytes(qkv) >= DEEP else 2,
+        num_stages=1 if is_exact else ahead,
     )
 
 
 def normalize(x: Tensor, out: Tensor, net: DeltaNet, rows: StateRows, y: Tensor) -> None:
     """Normalise and gate what ``chunks`` and parts of heads have left in ``out``, into y."""
     count = len(rows.slots)
-    tokens = 1 if rows.one_token else TOKENS
     _launch_normalize(
-        (cdiv(len(x), tokens), net.value_heads, 1),
+        (cdiv(len(x), TOKENS), net.value_heads, 1),
         (x, out, net.norm, rows.offsets, y, count, len(x)),
         (
             net.channels,
@@ -321,8 +321,8 @@ def normalize(x: Tensor, out: Tensor, net: DeltaNet, rows: StateRows, y: Tensor)
             net.value_dim,
             net.eps,
             x.stride(0),
-            tokens,
+            TOKENS,
             next_power_of_2(net.value_dim),
         ),
-        num_warps=1 if rows.one_token else 4,
+        num_warps=4,
     )

@@ -1,11 +1,10 @@
 """One token of each row through a gated delta net.
 
-For few rows, ``decode`` goes from projections to results in one launch. A program has one value
-head of a row; it also convolves the channels that it needs. Those of a key head are convolved by
-each of its value heads, and the first one keeps the inputs.
+``decode`` goes from projections to results in one launch. A program has one value head of a row; it
+also convolves the channels that it needs. Those of a key head are convolved by each of its value
+heads, and the first one keeps the inputs.
 
-For many rows, what is not the matrix is computed by kernels before and after ``step``, whose
-programs are small: several live on a multiprocessor, so that enough bytes are on their way.
+``step`` is for rows of one token beside prompts, which are convolved and normalised together.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from asyncllm.kernels.types.recurrent import UNIT_EPS, DeltaNet, LayerState, Sta
 #: Parts of a head's matrix that ``decode`` goes over, twice each: the second time they are in the
 #: cache. In one part, registers would leave room for one program on a multiprocessor.
 PASSES = 2
-#: Columns of a head's matrix that a program has where there are many rows, and its warps.
+#: Columns of a head's matrix that a program of ``step`` has, and its warps.
 COLUMNS = 64
 WARPS = 8
 
@@ -277,7 +276,7 @@ _launch_step = Launcher(_step)
 def decode(
     x: Tensor, gates: Tensor, net: DeltaNet, state: LayerState, rows: StateRows, y: Tensor
 ) -> None:
-    """``gated_delta_net`` of rows that have one token each, into y: one launch, for few rows."""
+    """``gated_delta_net`` of rows that have one token each, into y."""
     assert state.matrices is not None
     weights = net.convolution, net.decay, net.step_bias, net.norm
     of_rows = rows.slots, rows.starts, rows.offsets

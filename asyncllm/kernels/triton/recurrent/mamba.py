@@ -223,7 +223,7 @@ def mamba(x: Tensor, net: Mamba, state: LayerState, rows: StateRows) -> Tensor:
             (x, xkq, *numbers, state.matrices, *of_rows, y),
             (*sizes, matrix_stride, precision, TILE, *at_least_16),
             num_warps=8,
-            num_stages=2,
+            num_stages=1 if x.dtype == torch.float32 else 2,
         )
     _launch_decode(
         grid,
