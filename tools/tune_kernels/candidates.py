@@ -23,6 +23,7 @@ from asyncllm.kernels.tuning import (
 from asyncllm.models.decoder import DecoderLM
 from asyncllm.models.layers.attention import Attention
 from asyncllm.models.layers.block import PreNormBlock, SandwichNormBlock
+from asyncllm.models.layers.delta_net import GatedDeltaNet
 from asyncllm.models.layers.mlp import GatedMLP
 from asyncllm.parallel.ranks import Ranks
 
@@ -43,6 +44,10 @@ def layers(model: nn.Module, ranks: Ranks) -> Iterator[tuple[Shape, ...]]:
         if isinstance(attention, Attention):
             projections.append((attention.qkv_proj.weight, True, ""))
             projections.append((attention.o_proj.weight, False, into_stream))
+        if isinstance(attention, GatedDeltaNet):
+            projections.append((attention.in_proj.weight, True, ""))
+            projections.append((attention.gate_proj.weight, True, ""))
+            projections.append((attention.out_proj.weight, False, into_stream))
         if isinstance(mlp, GatedMLP):
             projections.append((mlp.gate_up_proj.weight, True, "gated"))
             projections.append((mlp.down_proj.weight, False, into_stream))
