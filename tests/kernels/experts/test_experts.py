@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 
 from asyncllm.kernels import experts as in_torch
 from asyncllm.kernels.quantized import dequantize_mxfp4, pack_int4, pack_mxfp4, unpack_mxfp4
-from asyncllm.kernels.triton.experts.mixing import mix_experts
+from asyncllm.kernels.triton.experts.mixing import choose_tiles, mix_experts
 from asyncllm.kernels.triton.experts.routing import choose_experts, group_rows, most_blocks
 from asyncllm.kernels.types import (
     ExpertWeight,
@@ -238,6 +238,26 @@ def test_quantised_mixtures(form: str, kind: str, tokens: int) -> None:
     experts = experts._replace(gate_up=make(experts.gate_up), down=make(experts.down))
     # With 8 bits, inner features and x are rounded to four significant bits.
     check(experts, tokens, 2, 384, torch.bfloat16, 0.07 if "fp8" in form else 0.0)
+
+
+@pytest.mark.parametrize("tokens", [3, 8, 24, 200])
+def test_mxfp4_has_the_same_numbers_in_every_tile(tokens: int) -> None:
+    experts = random_experts(3, 128, 384, "clamped")
+    assert isinstance(experts.gate_up, Tensor)
+    assert isinstance(experts.down, Tensor)
+    experts = experts._replace(gate_up=as_mxfp4(experts.gate_up), down=as_mxfp4(experts.down))
+    check(experts, tokens, 2, 384, torch.bfloat16)
+
+
+def test_tiles_of_mxfp4_never_have_wgmma() -> None:
+    """Its operand's bytes are not in the order that the conversion to 16 bits needs."""
+    experts = random_experts(3, 128, 384, "clamped")
+    assert isinstance(experts.gate_up, Tensor)
+    experts = experts._replace(gate_up=as_mxfp4(experts.gate_up))
+    x = torch.empty(1, 384, dtype=torch.bfloat16)
+    for rows in range(1, 1000):
+        block, *tiles = choose_tiles(rows, experts, x)
+        assert all(tile.warps < 4 or block <= 8 for tile in tiles), rows
 
 
 @pytest.mark.parametrize("columns", [32, 128, 160, 192, 2880])

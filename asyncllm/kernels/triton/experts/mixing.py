@@ -108,17 +108,17 @@ def choose_tiles(rows: int, experts: GatedExperts, x: Tensor) -> tuple[int, Tile
         block = 16 if each <= 12 else 32 if each <= 48 else 64
         first = second = Tile(64, weight.block, 4, 4)
     elif isinstance(weight, Mxfp4Matrix):
-        block = 8 if each <= 5 else 16 if each <= 12 else 32 if each <= 48 else 128
+        # Not four warps with more than 8 rows: Triton then takes wgmma, for whose first operand
+        # ``mxfp4_numbers`` would get bytes of two rows at a time.
+        block = 8 if each <= 5 else 16 if each <= 12 else 32 if each <= 48 else 64
         if each <= 0.25:
             first, second = Tile(32, 512, 2, 3), Tile(16, 256, 1, 5)
         elif each <= 5:
             first = second = Tile(64, 256, 4, 3)
         elif each <= 12:
             first, second = Tile(64, 256, 2, 3), Tile(32, 256, 2, 3)
-        elif each <= 48:
-            first, second = Tile(128, 128, 4, 3), Tile(64, 128, 2, 3)
         else:
-            first = second = Tile(128, 64, 4, 4)
+            first = second = Tile(64, 128, 2, 3) if each <= 48 else Tile(64, 64, 2, 4)
     elif isinstance(weight, Fp8Matrix):
         block = 8 if each <= 2 else 16 if each <= 12 else 32 if each <= 24 else 64
         block = block if each <= 96 else 128
