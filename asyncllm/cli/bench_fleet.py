@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from asyncllm.lab.planning.fleet import Fleet, FleetFigures
 
 ROUTINGS: Final = ("affinity", "least", "random")
-PROFILES: Final = ("h200-8b", "h200-0.6b")
+PROFILES: Final = ("h200-8b", "h200-0.6b", "h200-30b-a3b")
 _NUMBERS: Final = (
     ("replicas", 8, "replicas"),
     ("rate", 0.4, "chats that begin in a second, for each replica"),

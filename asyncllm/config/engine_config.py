@@ -26,8 +26,8 @@ MIN_CACHE: Final = 64
 
 _DEVICE: Final = Form(r"auto|cpu|sim|cuda(?::\d{1,3})?", "auto, cpu, cuda, cuda:N or sim")
 _SIM_PROFILE: Final = Form(
-    r"auto|h200-8b|h200-0\.6b|(?s:.*)\.json",
-    "auto, h200-8b, h200-0.6b or a .json file",
+    r"auto|h200-8b|h200-0\.6b|h200-30b-a3b|(?s:.*)\.json",
+    "auto, h200-8b, h200-0.6b, h200-30b-a3b or a .json file",
 )
 
 
@@ -136,9 +136,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         str,
         _SIM_PROFILE,
         doc(
-            "step times of --device sim: h200-8b and h200-0.6b were measured with Qwen3; a FILE "
-            "of asyncllm replay --calibrate has those of the served model; auto computes them "
-            "from the model's shape",
+            "step times of --device sim: h200-8b, h200-0.6b and h200-30b-a3b were measured with "
+            "Qwen3; a FILE of asyncllm replay --calibrate has those of the served model; auto "
+            "computes them from the model's shape",
             "for developers",
         ),
     ] = "auto"

@@ -140,6 +140,22 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     kv_itemsize: int
 
 
+def _qwen3_30b_a3b() -> Shape:
+    layers, hidden, experts, expert = 48, 2048, 128, 3 * 2048 * 768
+    kv_size = layers * 2 * 4 * 128
+    return Shape(
+        num_layers=layers,
+        attention=(Attention(math.inf, kv_size, layers * 32 * 128),),
+        kv_size=kv_size,
+        params=layers * (_attention_params(hidden, 32, 4, 128) + hidden * experts),
+        expert_params=layers * experts * expert,
+        expert_params_per_token=layers * 8 * expert,
+        head_params=151936 * hidden,
+        embedding_params=151936 * hidden,
+        context_length=40960,
+    )
+
+
 def _dense(layers: int, hidden: int, heads: int, mlp: int, vocab: int, *, tied: bool) -> Shape:
     """A Qwen3 with 8 key and value heads of 128."""
     kv_size = layers * 2 * 8 * 128
@@ -162,6 +178,7 @@ def _attention_params(hidden: int, heads: int, kv_heads: int, head_dim: int) -> 
 SHAPES = {
     "h200-8b": _dense(36, 4096, 32, 12288, 151936, tied=False),
     "h200-0.6b": _dense(28, 1024, 16, 3072, 151936, tied=True),
+    "h200-30b-a3b": _qwen3_30b_a3b(),
 }
 
 

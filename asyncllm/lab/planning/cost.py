@@ -24,8 +24,9 @@ from asyncllm.executor.sim.timeline import StepTiming
 from asyncllm.lab.planning.gpus import PlannedGpu
 from asyncllm.lab.planning.rank import RankModel
 
-#: The names of the measured profiles, from the smallest model on.
+#: The names of the measured profiles, from the smallest model on, and those of models with experts.
 MEASURED: Final = ("h200-0.6b", "h200-8b")
+MEASURED_EXPERTS: Final = ("h200-30b-a3b",)
 #: A model whose weights differ by less from those of a measured one is that one.
 SAME: Final = 0.001
 
@@ -34,7 +35,8 @@ class PredictedCost:
     """The step times of one rank of a model, and so of all ranks.
 
     Args:
-        names: the profiles to learn from, from the smallest model on.
+        names: the profiles to learn from, from the smallest model on; by default, those of models
+            with experts, or without.
 
     Attributes:
         profile: that of this very model; or the nearest one, with the host's times of the smallest
@@ -42,7 +44,8 @@ class PredictedCost:
         is_measured: whether it is of this very model, on this GPU.
     """
 
-    def __init__(self, rank: RankModel, gpu: PlannedGpu, tp: int, names: Sequence[str] = MEASURED):
+    def __init__(self, rank: RankModel, gpu: PlannedGpu, tp: int, names: Sequence[str] = ()):
+        names = names or (MEASURED_EXPERTS if rank.work.expert_bytes else MEASURED)
         self._roofline = Roofline(rank.work, gpu.speed)
         self._rank, self._gpu, self._tp = rank, gpu, tp
         references = [_Reference(name, gpu) for name in names]
@@ -115,7 +118,9 @@ class _Reference:
     def is_of(self, work: Work) -> bool:
         """Whether that is the work of the measured model."""
         return work.kv_bytes == self.work.kv_bytes and math.isclose(
-            work.weight_bytes + work.expert_bytes, self.work.weight_bytes, rel_tol=SAME
+            work.weight_bytes + work.expert_bytes,
+            self.work.weight_bytes + self.work.expert_bytes,
+            rel_tol=SAME,
         )
 
     def beyond(

@@ -33,7 +33,8 @@ from asyncllm.lab.replay.steps import RecordedStep
 ROWS: Final = (1, 2, 4, 8, *range(16, 64, 8), *range(64, 257, 16))
 TOKENS: Final = (8, 32, 64, 128, 192, 256)
 LARGE: Final = (320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, *range(2048, 8193, 512))
-KV_ROWS: Final = (1, 8, 32, 64, 128, 256)
+#: Fewer rows wait for the longest one, however little the others read.
+KV_ROWS: Final = (8, 32, 64, 128, 256)
 LENGTHS: Final = (1, 16, 64, 128, 192, 256, 320, 384, 512, 768, 1024, 2048, 4096, 8192)
 #: A step with more rows than this is padded to the most.
 WIDE_ROWS: Final = 32

@@ -81,7 +81,7 @@ def test_the_kv_cache_holds_a_chat_and_a_page(given: dict[str, Any], least: int)
         (
             EngineConfig,
             {"sim_profile": "h200-0x6b"},
-            "be auto, h200-8b, h200-0.6b or a .json file, not 'h200-0x6b'",
+            "be auto, h200-8b, h200-0.6b, h200-30b-a3b or a .json file, not 'h200-0x6b'",
         ),
         (EngineConfig, {"default_chat_template_kwargs": {"tools": []}}, "not contain tools"),
         (ServerConfig, {"served_model_name": ("a", "")}, "not be empty"),

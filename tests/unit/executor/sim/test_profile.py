@@ -14,7 +14,7 @@ from asyncllm.executor.sim.cost import H200, SimCost
 from asyncllm.executor.sim.profile import Curve, StepShape, find_profile, load, shipped
 from asyncllm.executor.sim.shape import SHAPES
 
-NAMES = ("h200-8b", "h200-0.6b")
+NAMES = ("h200-8b", "h200-0.6b", "h200-30b-a3b")
 
 
 def shape(rows: list[tuple[int, int]]) -> StepShape:
