@@ -35,6 +35,8 @@ SMALL_HOST_SHARE = 0.25
 STATES_SHARE = 0.5
 #: States that the prefix cache keeps for each sequence that can run: a chat needs two or three.
 CHECKPOINTS = 4
+#: At least: few sequences at a time may be of many chats.
+LEAST_CHECKPOINTS = 64
 
 
 class GpuMemory(NamedTuple):
@@ -217,7 +219,7 @@ def _with_states(
 
 def wanted_states(num_seqs: int, prefix_caching: bool) -> int:
     """State slots for ``num_seqs`` sequences, where memory is no limit."""
-    return num_seqs * (1 + CHECKPOINTS * prefix_caching)
+    return num_seqs + max(CHECKPOINTS * num_seqs, LEAST_CHECKPOINTS) * prefix_caching
 
 
 def _remedy(config: EngineConfig, device: str) -> str:

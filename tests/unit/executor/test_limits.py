@@ -10,7 +10,13 @@ import pytest
 from asyncllm import demo
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import ModelError
-from asyncllm.executor.memory.limits import SPARE_BYTES, GpuMemory, graph_bytes, resolve_limits
+from asyncllm.executor.memory.limits import (
+    SPARE_BYTES,
+    GpuMemory,
+    graph_bytes,
+    resolve_limits,
+    wanted_states,
+)
 from asyncllm.models.spec import read_spec
 
 GIB = 2**30
@@ -161,7 +167,7 @@ def test_the_limits_of_pins_are_those_configured() -> None:
 @pytest.mark.parametrize(
     ("wanted", "caching", "sequences", "states"),
     [
-        (4, True, 4, 20),
+        (4, True, 4, 63),
         (16, True, 16, 63),
         (40, True, 31, 63),
         (40, False, 40, 40),
@@ -175,6 +181,11 @@ def test_states_take_half_of_the_memory_at_most_and_the_prefix_cache_has_half_of
     assert (found.max_num_seqs, found.num_states) == (sequences, states)
     assert found.state_bytes == 2**25
     assert found.num_pages <= 4096 - 32 * (states + 1)
+
+
+def test_few_sequences_have_as_many_states_in_the_prefix_cache_as_chats_may_need() -> None:
+    assert [wanted_states(n, True) for n in (1, 16, 17, 100)] == [65, 80, 85, 500]
+    assert wanted_states(16, False) == 16
 
 
 def test_a_model_whose_state_does_not_fit_is_refused() -> None:

@@ -114,13 +114,13 @@ def test_stops_aborts_and_failures_end_in_the_simulation_too(tmp_path: Path, see
 
 
 def test_recurrent_states_follow_the_sequences_and_the_memory(tmp_path: Path) -> None:
-    """Each sequence has one, and the prefix cache four more if they fit."""
-    record(tmp_path / "all", 1, events=300, **TIGHT, num_states=40)
+    """Each sequence has one, and the prefix cache four more for each, or 64, if they fit."""
+    record(tmp_path / "all", 1, events=300, **TIGHT, num_states=72)
     record(tmp_path / "few", 1, events=300, **TIGHT, num_states=12)
     for name, most in (("all", 200), ("few", 12)):
         replayed = replay(tmp_path / name)
         recorded = replayed.trace.header.limits
-        for seqs, states in ((1, 5), (8, 40), (12, 60), (40, 200)):
+        for seqs, states in ((1, 65), (8, 72), (12, 76), (40, 200)):
             variant = Variant.parse(f"budget=64,max_num_seqs={seqs}")
             if seqs > most:
                 with pytest.raises(BadRequest, match=r"each of 40 sequences .* memory held 12"):
