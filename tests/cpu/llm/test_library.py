@@ -118,7 +118,13 @@ async def test_it_serves_nothing_before_it_started() -> None:
         await llm.generate(SUM)
 
 
+def executors() -> set[threading.Thread]:
+    """The executor threads, other tests' engines included."""
+    return {thread for thread in threading.enumerate() if thread.name == "asyncllm-executor"}
+
+
 async def test_loading_can_be_cancelled() -> None:
+    others = executors()
     seen: list[tuple[int, int]] = []
 
     def slow(done: int, total: int) -> None:
@@ -133,11 +139,12 @@ async def test_loading_can_be_cancelled() -> None:
         await starting
     done, total = seen[-1]
     assert done < total
-    assert not [t for t in threading.enumerate() if t.name == "asyncllm-executor"]
+    assert executors() <= others
     await llm.aclose()
 
 
 async def test_errors_of_loading_are_raised_by_start() -> None:
+    others = executors()
     with pytest.raises(ModelError, match="max_model_len"):
         await AsyncLLM(device="cpu", max_model_len=10**6).start()
     with pytest.raises(ModelError, match=r"kv_cache_tokens=\d+"):
@@ -145,7 +152,7 @@ async def test_errors_of_loading_are_raised_by_start() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(ModelError, match="CUDA"):
             await AsyncLLM(device="cuda").start()
-    assert not [t for t in threading.enumerate() if t.name == "asyncllm-executor"]
+    assert executors() <= others
 
 
 async def test_overrides_and_the_quantization_that_is_expected() -> None:

@@ -132,7 +132,7 @@ async def test_a_rank_that_cannot_load_says_why(
     plant(
         """
         import asyncllm.models.spec
-        def refuse(folder, overrides=None):
+        def refuse(*args):
             raise asyncllm.errors.ModelError("planted", param="dtype")
         asyncllm.models.spec.read_spec = refuse
         """,
