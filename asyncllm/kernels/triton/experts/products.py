@@ -44,6 +44,17 @@ def _dot(a, b, acc):
 
 
 @triton.jit
+def _load_step(w_at, x_at, has_row, start, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """BLOCK_K columns of the weight and of x, from ``start`` on."""
+    if K % BLOCK_K == 0:
+        return tl.load(w_at + start), tl.load(x_at + start, has_row, other=0.0)
+    else:
+        exists = start + tl.arange(0, BLOCK_K) < K
+        w = tl.load(w_at + start, exists[None, :], other=0.0)
+        return w, tl.load(x_at + start, exists[:, None] & has_row, other=0.0)
+
+
+@triton.jit
 def dense_sums(
     weight, x_at, has_row, rows, acc, K: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr
 ):
@@ -51,12 +62,7 @@ def dense_sums(
     w_at = weight + rows[:, None] * K + k[None, :]
     x_at += k[:, None]
     for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-        if K % BLOCK_K == 0:
-            w = tl.load(w_at + start)
-            x = tl.load(x_at + start, has_row, other=0.0)
-        else:
-            w = tl.load(w_at + start, (start + k < K)[None, :], other=0.0)
-            x = tl.load(x_at + start, (start + k < K)[:, None] & has_row, other=0.0)
+        w, x = _load_step(w_at, x_at, has_row, start, K, BLOCK_K)
         acc = _dot(w, x, acc)
     return acc
 
@@ -78,12 +84,7 @@ def fp8_sums(
     s_at = scale + rows // 128 * BLOCKS
     x_at += k[:, None]
     for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-        if K % BLOCK_K == 0:
-            w = tl.load(w_at + start)
-            x = tl.load(x_at + start, has_row, other=0.0)
-        else:
-            w = tl.load(w_at + start, (start + k < K)[None, :], other=0.0)
-            x = tl.load(x_at + start, (start + k < K)[:, None] & has_row, other=0.0)
+        w, x = _load_step(w_at, x_at, has_row, start, K, BLOCK_K)
         if BLOCKED:
             factor = tl.load(s_at + start // 128)[:, None]
             size = tl.load(x_scale + start // 128 * x_rows + source)
@@ -259,19 +260,24 @@ def _multiply(
             )  # fmt: skip
         if BIAS:
             acc += tl.load(bias + rows).to(tl.float32)[:, None]
-        if GATED:
-            halves = tl.permute(tl.reshape(acc, [2, BLOCK_N, BLOCK_M]), [1, 2, 0])
-            gate, up = tl.split(halves)
-            acc = activated(gate, up, ACT, ALPHA, LIMIT)
-        else:
+        if not GATED:
             acc *= tl.load(factors + choice, exists, other=0.0).to(tl.float32)[None, :]
-        output = tile * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
-        place = (row if GATED else choice).to(tl.int64)[None, :]
-        tl.store(
-            out + place * OUTPUTS + output,
-            acc.to(out.dtype.element_ty),
-            (output < OUTPUTS) & exists[None, :],
-        )
+        _write(out, acc, tile, row if GATED else choice, exists, OUTPUTS, ACT, ALPHA, LIMIT)
+
+
+@triton.jit
+def _write(
+    out, acc, tile, place, exists,
+    OUTPUTS: tl.constexpr, ACT: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
+):  # fmt: skip
+    """The outputs of a tile's sums; ``place``: the rows of ``out`` that get them."""
+    if ACT is not None:
+        halves = tl.reshape(acc, [2, acc.shape[0] // 2, acc.shape[1]])
+        gate, up = tl.split(tl.permute(halves, [1, 2, 0]))
+        acc = activated(gate, up, ACT, ALPHA, LIMIT)
+    output = tile * acc.shape[0] + tl.arange(0, acc.shape[0])[:, None]
+    at = out + place.to(tl.int64)[None, :] * OUTPUTS + output
+    tl.store(at, acc.to(out.dtype.element_ty), (output < OUTPUTS) & exists[None, :])
 
 
 _launch = Launcher(_multiply)
