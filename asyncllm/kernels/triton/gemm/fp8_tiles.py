@@ -36,7 +36,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from asyncllm.kernels.triton.activation import activate
 from asyncllm.kernels.triton.gemm.projection import Projection
-from asyncllm.kernels.triton.gemm.wgmma_tiles import ROWS, Output, arrivals
+from asyncllm.kernels.triton.gemm.wgmma_tiles import ROWS, Output, arrivals, output_layout
 from asyncllm.kernels.triton.launch import Launcher, cdiv
 from asyncllm.kernels.tuning import Fp8Tile, fp8_rows
 from asyncllm.kernels.types import FP8_BLOCK, Fp8Matrix
@@ -94,14 +94,6 @@ class Rings(NamedTuple):
 @gluon.constexpr_function
 def _sums_layout(columns: int) -> gl.NVMMADistributedLayout:
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 32])
-
-
-@gluon.constexpr_function
-def _output_layout(size: int, rows: int) -> gl.BlockedLayout:
-    """The layout of outputs [size, rows], whose first dimension is contiguous in memory."""
-    each = max(1, min(8, size * rows // 128))
-    lanes = min(size // each, 32)
-    return gl.BlockedLayout([each, 1], [lanes, 32 // lanes], [1, 4], [0, 1])
 
 
 @gluon.jit
@@ -223,7 +215,7 @@ def _finish(y, output, part, rows, m, split, plan: gl.constexpr):
 def _write(y, output, part, rows, m, plan: gl.constexpr):
     """From sums to outputs."""
     SIZE: gl.constexpr = ROWS if plan.act is None else ROWS // 2
-    OUT: gl.constexpr = _output_layout(SIZE, plan.block_m)
+    OUT: gl.constexpr = output_layout(SIZE, plan.block_m, 4)
     if plan.bias:
         y += gl.load(output.bias + rows).to(gl.float32)[:, None]
     if plan.residual:

@@ -87,7 +87,7 @@ def sums_layout(columns: int, warps: int) -> gl.NVMMADistributedLayout:
 
 
 @gluon.constexpr_function
-def _output_layout(size: int, rows: int, warps: int) -> gl.BlockedLayout:
+def output_layout(size: int, rows: int, warps: int) -> gl.BlockedLayout:
     """The layout of outputs [size, rows], whose first dimension is contiguous in memory."""
     each = max(1, min(8, size * rows // (32 * warps)))
     lanes = min(size // each, 32)
@@ -119,7 +119,7 @@ def wait(sums, COUNT: gl.constexpr, PENDING: gl.constexpr):
 def _output_at(output, part, plan: gl.constexpr):
     """Addresses of an operand's outputs, and a mask of those that exist."""
     SIZE: gl.constexpr = ROWS // plan.fold if plan.act is None else ROWS // plan.fold // 2
-    OUT: gl.constexpr = _output_layout(SIZE, plan.block_m, plan.warps)
+    OUT: gl.constexpr = output_layout(SIZE, plan.block_m, plan.warps)
     m = gl.arange(0, plan.block_m, layout=gl.SliceLayout(0, OUT))[None, :]
     n = gl.arange(0, SIZE, layout=gl.SliceLayout(1, OUT))[:, None] + part * SIZE
     limit = output.n if plan.act is None else output.n // 2
@@ -148,7 +148,7 @@ def write(sums, factor, olds, output, tile, split, plan: gl.constexpr):
     """
     SIZE: gl.constexpr = ROWS // plan.fold
     OUTPUTS: gl.constexpr = SIZE if plan.act is None else SIZE // 2
-    OUT: gl.constexpr = _output_layout(OUTPUTS, plan.block_m, plan.warps)
+    OUT: gl.constexpr = output_layout(OUTPUTS, plan.block_m, plan.warps)
     ys: gl.tuple = ()
     for p in gl.static_range(plan.parts):
         ys += (_sum_pieces(sums[p], plan),)

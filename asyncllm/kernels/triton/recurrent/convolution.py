@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from asyncllm.kernels.triton.activation import activate
 from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
 from asyncllm.kernels.triton.recurrent.tiles import TILE, find_tiles, load_tile
 from asyncllm.kernels.types.recurrent import StateRows
@@ -107,7 +108,7 @@ def _convolve(
     if bias is not None:
         total += tl.load(bias + channels, mask=channels < CHANNELS, other=0.0).to(tl.float32)
     if SILU:
-        total = total / (1.0 + tl.exp(-total))
+        total = activate(total, "silu")
     if block < UNITS:
         total = tl.where(exists, total, 0.0)
         total *= tl.rsqrt(tl.sum(total * total, axis=1, keep_dims=True) + EPS)

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from asyncllm.kernels.triton.activation import activate
 from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
 from asyncllm.kernels.types.recurrent import UNIT_EPS, DeltaNet, LayerState, StateRows
 
@@ -69,7 +70,7 @@ def convolved_token(
         total += old * tl.load(weights - back, mask=exists, other=0.0).to(tl.float32)
     if bias is not None:
         total += tl.load(bias + channels, mask=exists, other=0.0).to(tl.float32)
-    return tl.where(exists, total / (1.0 + tl.exp(-total)), 0.0), new
+    return tl.where(exists, activate(total, "silu"), 0.0), new
 
 
 @triton.jit
@@ -172,7 +173,7 @@ def _decode(
     factors = tl.load(norm + column, mask=is_value, other=0.0).to(tl.float32)
     z = x + token.to(tl.int64) * ROW_STRIDE + CHANNELS + head * VALUES + column
     gate = tl.load(z, mask=is_value, other=0.0).to(tl.float32)
-    factors *= gate / (1.0 + tl.exp(-gate))
+    factors *= activate(gate, "silu")
     q *= tl.rsqrt(tl.sum(q * q, axis=1, keep_dims=True) + UNIT) * KEYS**-0.5
     k *= tl.rsqrt(tl.sum(k * k, axis=1, keep_dims=True) + UNIT)
     alike = tl.sum(q * k, axis=1, keep_dims=True)

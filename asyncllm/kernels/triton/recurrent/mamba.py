@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from asyncllm.kernels.triton.activation import activate
 from asyncllm.kernels.triton.launch import Launcher, next_power_of_2
 from asyncllm.kernels.triton.recurrent.convolution import convolve
 from asyncllm.kernels.triton.recurrent.delta_decode import convolved_token, keep_token, softplus
@@ -102,7 +103,7 @@ def _decode(
     state = state * tl.exp(g) + tl.trans(k) * (step * v)
     tl.store(place, state, mask=is_element)
     out = tl.sum(state * tl.trans(q), axis=0, keep_dims=True) + direct
-    out *= gate / (1.0 + tl.exp(-gate))
+    out *= activate(gate, "silu")
     tl.store(result, out.to(y.dtype.element_ty), mask=is_value)
     keep_token(
         inputs, new_v, position, slot, head * VALUES, True, VALUES, VALUE_BLOCK,
@@ -187,7 +188,7 @@ def _scan(
         out += tl.dot(pairs, added, input_precision=PRECISION) + tl.load(skip + head) * v
         gates = x + at * ROW_STRIDE + head * VALUES + column
         gate = tl.load(gates, mask=is_value, other=0.0).to(tl.float32)
-        out *= gate / (1.0 + tl.exp(-gate))
+        out *= activate(gate, "silu")
         result = y + at * INNER + head * VALUES + column
         tl.store(result, out.to(y.dtype.element_ty), mask=is_value)
         last = tl.min(total, axis=0)  # it never grows
