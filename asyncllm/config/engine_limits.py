@@ -26,6 +26,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
         num_states: slots for recurrent states, numbered from 1; 0 for models without recurrent
             layers.
         state_bytes: of one such slot, on one rank.
+        state_pages: as many pages take as much memory as one such slot.
     """
 
     device: str
@@ -53,3 +54,4 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_pinned_share: float = 0.25
     num_states: int = 0
     state_bytes: int = 0
+    state_pages: int = 0

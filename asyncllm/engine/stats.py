@@ -151,7 +151,8 @@ class EngineStats:
     ``pages_held`` are KV pages of live requests, ``pages_cached`` pages kept for prefix reuse only;
     with the free ones they add up to ``pages_total``. Of both, ``pages_pinned`` are evicted last.
     Of models with recurrent layers, ``states_running`` are state slots of running sequences, and
-    ``states_cached`` those of checkpoints, of which ``states_used`` counts the uses.
+    ``states_cached`` those of checkpoints, of which ``states_used`` counts the uses. Of
+    ``states_on_host``, there is a copy in the host's memory.
     ``prompt_tokens`` counts prompts whose answer has begun. Of the ``admitted_tokens`` of prompts
     that began to run, ``cached_tokens`` were in the prefix cache; of those, ``host_cached_tokens``
     had to be loaded from the host. Of ``pages_evicted``, the host tier had no time to save
@@ -178,6 +179,7 @@ class EngineStats:
     states_total: int = 0
     states_running: int = 0
     states_cached: int = 0
+    states_on_host: int = 0
 
     steps: int = 0
     step_errors: int = 0
@@ -257,7 +259,7 @@ class EngineStats:
         self.host_pages_used = cache.num_host_used
         states = cache.states
         self.states_total, self.states_running = states.num_slots, states.num_taken
-        self.states_cached = states.num_kept
+        self.states_cached, self.states_on_host = states.num_kept, states.num_on_host
         self.states_used, self.states_evicted = states.num_used, states.num_evicted
 
     def stopped(self) -> None:

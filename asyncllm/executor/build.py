@@ -166,7 +166,8 @@ def _build(
             pool = KVPool(model.attention_specs, *sizes, dtype, on_device)
             states = StatePool(model.states, limits.num_states, dtype, on_device)
             device.keep_block(step_bytes)
-            copier = PageCopier(pool, HostPool(pool, limits.host_pages, device), device)
+            host = HostPool(pool, limits.host_pages, device)
+            copier = PageCopier(pool, host, device, states=states)
             copier.warm_up()
         with bill.phase("attention", device.free_bytes):
             backend = make_backend(pool)

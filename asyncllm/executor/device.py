@@ -69,8 +69,8 @@ class Span:
 class CopyStream(Protocol):
     """A queue that runs in order, concurrently with the steps and not ordered with them."""
 
-    def run(self, work: Callable[[], None]) -> Span:
-        """Queue what ``work`` launches; returns without waiting for it."""
+    def run(self, work: Callable[[], None], after: Event | None = None) -> Span:
+        """Queue what ``work`` launches, to run after an event; returns without waiting for it."""
 
 
 class Device(Protocol):
@@ -193,7 +193,7 @@ class _CpuEvent:
 
 
 class _CpuCopyStream:
-    def run(self, work: Callable[[], None]) -> Span:
+    def run(self, work: Callable[[], None], after: Event | None = None) -> Span:
         begin = _CpuEvent()
         work()
         return Span(begin, _CpuEvent())
@@ -293,7 +293,10 @@ class _CudaCopyStream:
         # PyTorch's streams and the default stream, on which steps run, do not wait for each other.
         self._stream = torch.cuda.Stream(device)
 
-    def run(self, work: Callable[[], None]) -> Span:
+    def run(self, work: Callable[[], None], after: Event | None = None) -> Span:
+        if after is not None:
+            assert isinstance(after, torch.cuda.Event)
+            self._stream.wait_event(after)
         with torch.cuda.stream(self._stream):
             begin = _recorded_event()
             work()

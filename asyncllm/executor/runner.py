@@ -165,13 +165,14 @@ class ModelRunner:
             DeviceLost: copies cannot be launched. After any other error they are under way.
         """
         t_launch = time.perf_counter()
+        # States first: copies from the host replace what these may read.
+        self._states.copy(unpack(plan.state_copies, 2))
         self._copier.launch(plan.step, unpack(plan.copies, 3))
         rows = unpack(plan.rows, 3)
         # The table first: if anything below fails, the rows of the next step, which may be planned
         # already, still write to their own pages.
         known = [self._table.admit(admit) for admit in plan.admits]
         self._table.add_pages(unpack(plan.new_pages, 3))
-        self._states.copy(unpack(plan.state_copies, 2))
         for admit, tokens in zip(plan.admits, known, strict=True):
             self._sampler.admit(admit.slot, admit.params, tokens, admit.num_prompt)
         self._sampler.flush()

@@ -19,9 +19,11 @@ from asyncllm.types import LogitParams, Reasoning
 NO_TOKEN = -1
 #: ``StepResult.tokens`` of a row whose logits were not finite, or that is among ``failures``.
 BAD_TOKEN = -2
-#: Directions in ``StepPlan.copies``.
+#: Directions in ``StepPlan.copies``: of pages, and of recurrent states.
 TO_HOST = 0
 TO_DEVICE = 1
+STATE_TO_HOST = 2
+STATE_TO_DEVICE = 3
 
 
 class Constraints(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -87,9 +89,11 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
             next one.
         new_pages: int32 [m, 3] of (slot, index in the block table, page).
         admits: sequences that enter a slot, before any of their rows.
-        copies: int32 [k, 3] of (TO_HOST or TO_DEVICE, device page, host page). Until a result
-            acknowledges the copies, steps only read their source pages; so copies need no ordering
-            with the steps' kernels.
+        copies: int32 [k, 3] of (direction, device page, host page). Until a result acknowledges the
+            copies, steps only read their source pages; so copies need no ordering with the steps'
+            kernels. A recurrent state takes several host pages: it has an entry with its state
+            slot for each, one after the other. Its copy to the device comes after ``state_copies``
+            and all earlier steps, which may still use the slot.
         decode_steps: how many tokens each row yields, one after the other (multi-step decoding).
             More than one only if all rows are decode rows; there are pages for all tokens.
         state_copies: int32 [k, 2] of (source, destination): recurrent states that are copied from

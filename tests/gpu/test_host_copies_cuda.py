@@ -15,7 +15,9 @@ import torch
 from asyncllm.executor.device import CopyStream, CudaDevice, Span
 from asyncllm.executor.memory.kv_pool import HostPool
 from asyncllm.executor.runner import ModelRunner
-from asyncllm.wire.messages import StepPlan, StepResult, unpack
+from asyncllm.executor.step.state_pool import StatePool
+from asyncllm.models.config.base import StateShape
+from asyncllm.wire.messages import STATE_TO_DEVICE, STATE_TO_HOST, StepPlan, StepResult, unpack
 from tests.cpu.attention.test_shared_pages import check_shared_pages
 from tests.support.engine.waiting import gate, no_waiting
 from tests.support.models.page_copies import (
@@ -28,6 +30,7 @@ from tests.support.models.page_copies import (
     plan,
     runner_of,
     shuffled,
+    state_copies,
     store,
     worker_of,
 )
@@ -201,6 +204,31 @@ def test_every_plan_is_acknowledged_once(depth: int) -> None:
     assert {1, 2, 3} <= {step for result, step in told if result <= 3}
     assert torch.equal(tiers.bits()[5], torch.zeros_like(before[5]))
     assert tiers.host_bits().any(dim=1).nonzero().flatten().tolist() == [0, 2, *range(4, 20)]
+
+
+def test_a_state_is_loaded_only_when_nothing_before_reads_its_slot() -> None:
+    """Steps and copies from slot to slot are in the order of plans; the copy's stream waits."""
+    device = CudaDevice()
+    states = StatePool({0: StateShape(64, 3, 4, 64, 64)}, 4, torch.bfloat16, device.torch_device)
+    tiers = Tiers(device, host_pages=300, states=states)
+    size = -(-sum(len(part) for part in states.bytes_of(1)) // tiers.pool.page_bytes)
+    for slot in range(5):
+        for part in states.bytes_of(slot):
+            part.fill_(slot)
+    hosts = shuffled(300, seed=1)[:size]
+    tiers.copier.launch(0, state_copies(STATE_TO_HOST, {3: hosts}))
+    tiers.wait_for_copies()
+    with no_waiting(), gate() as hold:
+        hold()
+        states.copy(np.array([(1, 2)], dtype=np.int32))
+        tiers.copier.launch(1, state_copies(STATE_TO_DEVICE, {1: hosts}))
+        assert [step for step, _ in tiers.copier.completed(1)] in ([], [0])
+    tiers.wait_for_copies()
+    torch.cuda.synchronize()
+    assert [int(part.max()) for slot in (1, 2, 3) for part in states.bytes_of(slot)] == [
+        3, 3, 1, 1, 3, 3,
+    ]  # fmt: skip
+    device.release()
 
 
 def test_host_memory_is_locked_until_the_release() -> None:

@@ -10,6 +10,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable
 
+from asyncllm.engine.cache.checkpoints import Checkpoints
 from asyncllm.engine.cache.lazy_heap import LazyHeap
 from asyncllm.engine.cache.node import NO_PAGE, Node
 from asyncllm.engine.cache.pages import PageAllocator
@@ -30,12 +31,16 @@ class HostTier:
     When a page is used again, it is ahead no more, and its copy is *spare*: the first that gives
     its host page up. Host pages without a device page follow, least recently used leaf first.
 
+    Host pages may also have copies of recurrent states (``Checkpoints``). Of these and of leaves,
+    what was used longest ago gives way.
+
     Attributes:
         num_ahead: pages ahead, and on their way to the host.
     """
 
-    def __init__(self, pages: PageAllocator, num_device_pages: int):
+    def __init__(self, pages: PageAllocator, num_device_pages: int, states: Checkpoints):
         self.pages = pages
+        self._states = states
         self.num_ahead = 0
         self._window = min(
             max(LEAST_AHEAD, int(num_device_pages * AHEAD_SHARE)),
@@ -173,17 +178,48 @@ class HostTier:
         self.num_ahead -= 1
         self._pinned_ahead.discard(node)
 
+    def take_for_state(
+        self, count: int, tick: int, remove: Callable[[Node], None]
+    ) -> list[int] | None:
+        """Pages for a copy of a state, last used at ``tick``; None when all was used later."""
+        if count > self.pages.num_pages:
+            return None
+        while self.pages.num_free < count:
+            if self._all_used_after(tick) or not self._make_room(remove):
+                return None
+        return self.pages.take(count)
+
     def _is_too_old(self, node: Node) -> bool:
         """Whether all that the host has was used after ``node``."""
-        if self.pages.num_free or self._spare:
+        return not self.pages.num_free and self._all_used_after(node.tick)
+
+    def _all_used_after(self, tick: int) -> bool:
+        if self._spare or self._states.num_spare:
             return False
-        leaf = self._leaves.peek()
-        return leaf is not None and leaf.tick > node.tick
+        leaf, state = self._leaves.peek(), self._states.oldest_on_host()
+        ticks = [leaf.tick] if leaf is not None else []
+        ticks += [state] if state is not None else []
+        return bool(ticks) and min(ticks) > tick
 
     def _take(self, remove: Callable[[Node], None]) -> int | None:
         if not self.pages.num_free:
-            if self._spare:
-                self.free(self._spare.popitem()[0])  # the page used last
-            elif leaf := self._leaves.pop():
-                remove(leaf)
+            self._make_room(remove)
         return self.pages.take_one()
+
+    def _make_room(self, remove: Callable[[Node], None]) -> bool:
+        """Free a page of the host, or those of a state; False when all are being copied."""
+        if self._spare:
+            self.free(self._spare.popitem()[0])  # the page used last
+            return True
+        if self._states.num_spare:
+            self._states.give_up_spare()
+            return True
+        leaf, state = self._leaves.peek(), self._states.oldest_on_host()
+        if state is not None and (leaf is None or state <= leaf.tick):
+            self._states.give_up_oldest()
+        elif leaf is not None:
+            self._leaves.pop()
+            remove(leaf)
+        else:
+            return False
+        return True

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
 from typing import NamedTuple, Self
 
 from asyncllm.config import EngineLimits
 from asyncllm.engine.cache.changes import CacheChanges
 from asyncllm.engine.cache.checkpoints import Checkpoints, NoCheckpoints
-from asyncllm.engine.cache.node import NO_PAGE, Match, Node, pending_below
+from asyncllm.engine.cache.node import Checkpoint, Match, Node, pending_below
 from asyncllm.engine.cache.pages import BlockTable, PageAllocator
 from asyncllm.engine.cache.radix import PrefixTree
 
 
 class Copies(NamedTuple):
-    """Page copies of one step: the nodes, and (device page, host page) of each."""
+    """Copies of one step: the nodes, (device page, host page) of each, and states."""
 
     nodes: list[Node]
     pages: list[tuple[int, int]]
+    states: list[Checkpoint]
 
 
 class KVCacheManager:
@@ -46,6 +46,7 @@ class KVCacheManager:
         self._most_pinned = int(num_pages * max_pinned_share)
         self.states = states or NoCheckpoints()
         self._tree = self._new_tree()
+        self.states.reset(self._host_pages)
         self.pins = self._tree.pins
 
     @classmethod
@@ -110,7 +111,7 @@ class KVCacheManager:
         self._pages = PageAllocator(self.num_pages)
         self._host_pages = PageAllocator(self._host_pages.num_pages)
         self._tree = self._new_tree()
-        self.states.reset()
+        self.states.reset(self._host_pages)
         self.pins = self._tree.pins
         # These only grow.
         self._tree.num_dropped = dropped
@@ -144,25 +145,20 @@ class KVCacheManager:
         table.known = match.deepest
         return self.states.usable(match)
 
+    def on_device(self, match: Match) -> Match:
+        """The part of a match that needs nothing from the host."""
+        return self.states.on_device(match)
+
     def pending_below(self, table: BlockTable, node: Node) -> Node | None:
         """The last page below ``node``, on the path of the table's tokens, being written."""
         return pending_below(node, table.tokens, self.page_size) if node.linked else None
-
-    def node_at(self, table: BlockTable, num_pages: int) -> Node | None:
-        """The node after the first pages of the table's tokens, if the tree has it."""
-        node = table.node
-        while node is not None and node.depth > num_pages:
-            node = node.parent
-        while node is not None and node.depth < num_pages:
-            node = node.children.get(self._key(table, node.depth))
-        return node
 
     def join(self, table: BlockTable, most: int) -> None:
         """Hold the cached pages, ``most`` at most, of tokens that the table computes again.
 
         It has pages of its own for these. What follows can enter the tree only below cached ones.
         """
-        path = list(self._cached_below(table, len(table.tokens) // self.page_size))
+        path = list(table.cached_below(len(table.tokens) // self.page_size, self.page_size))
         for node in path if len(path) <= most else ():
             self._tree.lock_one(node)
             table.node = node
@@ -235,7 +231,7 @@ class KVCacheManager:
         if table.node is None or not self.prefix_caching:
             return
         num_pages = num_tokens // self.page_size
-        for node in self._cached_below(table, num_pages):
+        for node in table.cached_below(num_pages, self.page_size):
             self._tree.lock_one(node)  # another sequence has computed it, too, and was faster
             table.node = node
         self._enter(table, num_pages, ready=True)
@@ -247,12 +243,7 @@ class KVCacheManager:
             How many pages are pinned, from the first on; none if some were forgotten.
         """
         self.commit(table, num_tokens)
-        node, path = table.node, list[Node]()
-        while node is not None and node.linked and node.parent is not None:
-            path.append(node)
-            node = node.parent
-        path.reverse()
-        return self.pins.pin(path, tenant, until)
+        return self.pins.pin(table.linked_path(), tenant, until)
 
     def expire_pins(self, now: float) -> None:
         """End the pins whose time is over."""
@@ -268,7 +259,14 @@ class KVCacheManager:
             table.first_own = table.first_own or added[0]
             table.node = added[-1]
 
+    def begun(self, table: BlockTable) -> None:
+        """The sequence has begun with the state that was loaded for it, or never will."""
+        if table.state is not None:
+            self.states.unlock(table.state)
+            table.state = None
+
     def _let_go(self, table: BlockTable, *, cold: bool = False) -> None:
+        self.begun(table)
         end = table.node
         if end is None:
             return
@@ -283,19 +281,6 @@ class KVCacheManager:
         table.node = table.first_own = None
         table.pages = []
 
-    def _cached_below(self, table: BlockTable, num_pages: int) -> Iterator[Node]:
-        """The nodes of its next pages, up to ``num_pages``, as far as others have computed them."""
-        node = table.node
-        while node is not None and node.depth < num_pages:
-            node = node.children.get(self._key(table, node.depth))
-            if node is None or not node.ready or node.page == NO_PAGE:
-                break
-            yield node
-
-    def _key(self, table: BlockTable, index: int) -> bytes:
-        start = index * self.page_size
-        return table.tokens[start : start + self.page_size].tobytes()
-
     def _take(self, count: int) -> list[int] | None:
         short = count - self._pages.num_free
         if short > 0:
@@ -308,19 +293,22 @@ class KVCacheManager:
 
     # -- the host tier ---------------------------------------------------------------------------
 
-    def back_up(self, most: int, soon: int = 0) -> Copies:
-        """Start to copy up to ``most`` cached pages to the host, just ahead of their eviction.
+    def back_up(self, most: int, soon: int = 0, states_soon: int = 0) -> Copies:
+        """Start to copy up to ``most`` pages, or as much of states, just ahead of their eviction.
 
         Args:
-            soon: pages that are about to be taken, beside the usual.
+            soon, states_soon: pages, and slots of states, to be taken soon, beside the usual.
         """
         nodes = self._tree.back_up(most, soon)
-        return Copies(nodes, [(node.page, node.host) for node in nodes])
+        states = self._tree.save_states(max(1, most // (self.states.host_size or 1)), states_soon)
+        return Copies(nodes, [(node.page, node.host) for node in nodes], states)
 
     def backed_up(self, copies: Copies) -> None:
         """Copies of ``back_up`` are done."""
         for node in copies.nodes:
             self._tree.backed_up(node)
+        for state in copies.states:
+            self.states.saved(state)
 
     def postpone(self, table: BlockTable, match: Match) -> None:
         """A match that was held waits: its device part is released, its host part stays, too."""
@@ -329,21 +317,31 @@ class KVCacheManager:
             self._tree.use_on_host(match.host)
 
     def load(self, table: BlockTable, match: Match) -> Copies | None:
-        """Start to load the host pages of a match that is held; None when there is no room.
+        """Start to load the host part of a match that is held; None when there is no room.
 
-        The table keeps them locked until ``release``.
+        The table keeps the pages locked until ``release``, and a state until ``begun``.
         """
-        pages = self._take(len(match.host))
+        nodes, state = match.host, match.state
+        pages = self._take(len(nodes))
         if pages is None:
             return None
-        self._tree.load(match.host, pages)
-        for node in match.host:
-            self._tree.lock_one(node)
-        table.node = match.host[-1]
-        table.pages += pages
-        return Copies(match.host, [(node.page, node.host) for node in match.host])
+        if state is not None and not self.states.load(state):
+            self._pages.give_back(pages)
+            return None
+        self.begun(table)
+        table.state = state
+        if nodes:
+            self._tree.load(nodes, pages)
+            for node in nodes:
+                self._tree.lock_one(node)
+            table.node = nodes[-1]
+            table.pages += pages
+        copied = [(node.page, node.host) for node in nodes]
+        return Copies(nodes, copied, [state] if state is not None else [])
 
     def loaded(self, copies: Copies) -> None:
         """Copies of ``load`` are done."""
         for node in copies.nodes:
             self._tree.set_ready(node)
+        for state in copies.states:
+            self.states.loaded(state)

@@ -42,15 +42,20 @@ class Checkpoint(msgspec.Struct, eq=False, gc=False):
 
     Attributes:
         node: the end of the path; None while, or as soon as, nobody is to find it.
-        slot: where it is; NO_STATE while it is only promised, and once it was dropped.
-        ready: the slot has the state.
+        slot: where it is on the device; NO_STATE while it is only promised, once it was dropped,
+            and when only the host has it.
+        host: the host pages that have a copy; none if there is no copy.
+        ready: no step and no copy is still writing the slot.
+        locks: copies between the slot and the host, and sequences that it was loaded for.
         kind: why it was kept.
         num_used: how many sequences began with it.
     """
 
     node: Node | None = None
     slot: int = NO_STATE
+    host: list[int] = []
     ready: bool = False
+    locks: int = 0
     kind: Kind = Kind.FORK
     num_used: int = 0
 
@@ -161,11 +166,13 @@ class Match(NamedTuple):
         node: the end of the part on the device, a root when there is none.
         host: the next nodes, whose pages are in host memory only.
         pending: the last of the nodes after these whose pages a step or a copy is writing.
+        state: the recurrent state after these nodes, if only the host has it.
     """
 
     node: Node
     host: list[Node]
     pending: Node | None
+    state: Checkpoint | None = None
 
     @property
     def pages(self) -> list[int]:

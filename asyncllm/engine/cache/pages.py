@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from asyncllm.engine.cache.node import Node
+from asyncllm.engine.cache.node import NO_PAGE, Checkpoint, Node
 
 
 class PageAllocator:
@@ -54,6 +55,7 @@ class BlockTable:
         node: the end of its path in the prefix tree, locked; None while it holds no pages.
         known: the ``deepest`` of the last match of its tokens.
         first_own: the topmost node of the path that it added itself.
+        state: the checkpoint that was loaded for it from the host, locked until it begins.
         corrupt: some of its KV is not to be trusted.
     """
 
@@ -64,7 +66,40 @@ class BlockTable:
     node: Node | None = None
     known: Node | None = None
     first_own: Node | None = None
+    state: Checkpoint | None = None
     corrupt: bool = False
+
+    def node_at(self, num_pages: int, page_size: int) -> Node | None:
+        """The node after the first pages of its tokens, if the tree has it."""
+        node = self.node
+        while node is not None and node.depth > num_pages:
+            node = node.parent
+        while node is not None and node.depth < num_pages:
+            node = self._child(node, page_size)
+        return node
+
+    def cached_below(self, num_pages: int, page_size: int) -> Iterator[Node]:
+        """The nodes of its next pages, up to ``num_pages``, as far as others have computed them."""
+        node = self.node
+        while node is not None and node.depth < num_pages:
+            node = self._child(node, page_size)
+            if node is None or not node.ready or node.page == NO_PAGE:
+                break
+            yield node
+
+    def linked_path(self) -> list[Node]:
+        """Its nodes from the top down; none if some were forgotten."""
+        node, path = self.node, list[Node]()
+        while node is not None and node.linked and node.parent is not None:
+            path.append(node)
+            node = node.parent
+        path.reverse()
+        return path
+
+    def _child(self, node: Node, page_size: int) -> Node | None:
+        """The node of its next page."""
+        start = node.depth * page_size
+        return node.children.get(self.tokens[start : start + page_size].tobytes())
 
     @property
     def num_shared(self) -> int:

@@ -12,7 +12,7 @@ from array import array
 from asyncllm.engine.cache.changes import CacheChanges
 from asyncllm.engine.cache.checkpoints import Checkpoints, NoCheckpoints
 from asyncllm.engine.cache.host_tier import HostTier
-from asyncllm.engine.cache.node import COLD, NO_PAGE, Match, Node, take_apart
+from asyncllm.engine.cache.node import COLD, NO_PAGE, Checkpoint, Match, Node, take_apart
 from asyncllm.engine.cache.pages import PageAllocator
 from asyncllm.engine.cache.pins import EvictionOrder, Pins
 
@@ -38,7 +38,7 @@ class PrefixTree:
         self.num_dropped = 0
         self._states = states or NoCheckpoints()
         self._pages = pages
-        self._host = HostTier(host_pages, pages.num_pages)
+        self._host = HostTier(host_pages, pages.num_pages, self._states)
         self._roots: dict[bytes, Node] = {}
         self._clock = 0
         self.changes: CacheChanges | None = None
@@ -233,6 +233,14 @@ class PrefixTree:
         self._host.saved(node)
         self._unlock_one(node)
 
+    def save_states(self, most: int, soon: int) -> list[Checkpoint]:
+        """Start to copy states to the host, as ``back_up`` does pages; see ``Checkpoints.save``."""
+
+        def take(count: int, tick: int) -> list[int] | None:
+            return self._host.take_for_state(count, tick, self._remove)
+
+        return self._states.save(most, soon, take)
+
     def use_on_host(self, nodes: list[Node]) -> None:
         """Pages that are about to be loaded become the most recently used of the host.
 
@@ -289,7 +297,6 @@ class PrefixTree:
         self.num_dropped += not (saved or node.ahead) and self._host.pages.num_pages > 0
         self._host.leaves_device(node)
         if saved:
-            self._states.forget((node,))
             self._host.offer(node)
         else:
             self._remove(node)

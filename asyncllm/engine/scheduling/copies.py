@@ -1,4 +1,4 @@
-"""PageCopies: the pages being copied between device and host, and the sequences that wait."""
+"""PageCopies: pages and states being copied between device and host, and who waits for them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from asyncllm.engine.cache.manager import Copies, KVCacheManager
 from asyncllm.engine.cache.node import Match
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
 from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
-from asyncllm.wire.messages import TO_DEVICE, TO_HOST, pack
+from asyncllm.wire.messages import STATE_TO_DEVICE, STATE_TO_HOST, TO_DEVICE, TO_HOST, pack
 
 #: Pages that one step sends to the host at most, beside as many as its tokens fill: some
 #: milliseconds of the bus.
@@ -33,17 +33,27 @@ class _Batch:
         """In the format of ``StepPlan.copies``."""
         flat: list[int] = []
         for copies in self.saves:
-            for page, host in copies.pages:
-                flat += (TO_HOST, page, host)
+            _append(flat, copies, TO_HOST, STATE_TO_HOST)
         for _, copies in self.loads:
-            for page, host in copies.pages:
-                flat += (TO_DEVICE, page, host)
+            _append(flat, copies, TO_DEVICE, STATE_TO_DEVICE)
         return pack(flat)
 
     @property
     def num_pages(self) -> int:
-        loads = sum(len(copies.pages) for _, copies in self.loads)
-        return loads + sum(len(copies.pages) for copies in self.saves)
+        return sum(map(_num_pages, [*self.saves, *(copies for _, copies in self.loads)]))
+
+
+def _append(flat: list[int], copies: Copies, of_page: int, of_state: int) -> None:
+    for page, host in copies.pages:
+        flat += (of_page, page, host)
+    for state in copies.states:
+        for host in state.host:
+            flat += (of_state, state.slot, host)
+
+
+def _num_pages(copies: Copies) -> int:
+    """How many pages of the host are copied."""
+    return len(copies.pages) + sum(len(state.host) for state in copies.states)
 
 
 class PageCopies:
@@ -77,21 +87,21 @@ class PageCopies:
         """Whether a copy is not acknowledged yet."""
         return bool(self._sent or self._unsent.saves or self._unsent.loads)
 
-    def back_up(self, num_tokens: int, soon: int = 0) -> None:
-        """Copy pages that are soon evicted to the host, while a step of ``num_tokens`` runs.
+    def back_up(self, num_tokens: int, soon: int = 0, states_soon: int = 0) -> None:
+        """Copy what is soon evicted to the host, while a step of ``num_tokens`` runs.
 
         Args:
-            soon: pages that requests are about to take.
+            soon, states_soon: pages, and slots of states, that requests are about to take.
         """
         if self._times.copy_seconds(self._num_saving) > MOST_SAVING_SECONDS:
             return
         most = MOST_SAVED + num_tokens // self._cache.page_size + soon
         if page_seconds := self._times.copy_seconds(1):
             most = min(most, max(MOST_SAVED, int(MOST_SAVING_SECONDS / page_seconds)))
-        copies = self._cache.back_up(most, soon)
-        if copies.nodes:
+        copies = self._cache.back_up(most, soon, states_soon)
+        if count := _num_pages(copies):
             self._unsent.saves.append(copies)
-            self._num_saving += len(copies.nodes)
+            self._num_saving += count
 
     def save_before(self, count: int) -> bool:
         """Whether a newcomer should take ``count`` pages only when copies under way are done.
@@ -102,24 +112,28 @@ class PageCopies:
         if count <= self._cache.num_free:
             return False
         lacking = count - self._cache.num_expendable()
-        if lacking <= 0 or not self._pays(lacking, 0):
+        if lacking <= 0 or not self._pays(lacking, lacking, 0):
             return False
         self.back_up(0, soon=count)
         return self._num_saving > 0
 
     def pays(self, match: Match) -> bool:
         """Whether loading the host part of a match is faster than computing it."""
-        return self._pays(len(match.host), match.node.depth)
+        end, begins = match.node.depth + len(match.host), self._cache.on_device(match).node.depth
+        state = match.state.host if match.state is not None else ()
+        return self._pays(len(match.host) + len(state), end - begins, begins)
 
-    def _pays(self, num_pages: int, above: int) -> bool:
-        """Whether copying pages is faster than computing them, after ``above`` others."""
+    def _pays(self, num_copied: int, num_computed: int, above: int) -> bool:
+        """Whether copying pages is faster than computing some, after ``above`` others."""
         size = self._cache.page_size
-        compute = self._times.prefill_seconds(num_pages * size, above * size)
-        return not self._times.fitted or self._times.copy_seconds(num_pages) <= compute
+        compute = self._times.prefill_seconds(num_computed * size, above * size)
+        return not self._times.fitted or self._times.copy_seconds(num_copied) <= compute
 
     def next_part(self, match: Match) -> Match:
-        """The match with as many of its host pages as are loaded at once."""
-        return match._replace(host=match.host[: self._most_loaded])
+        """The match with as many of its host pages as are loaded at once; a state comes last."""
+        part = match.host[: self._most_loaded]
+        state = match.state if len(part) == len(match.host) else None
+        return match._replace(host=part, state=state)
 
     def load(self, seq: Sequence, match: Match) -> bool:
         """Start to load for ``seq``, which holds the match; False when there is no room."""
@@ -151,7 +165,7 @@ class PageCopies:
         self._times.observe_copy(batch.num_pages, seconds)
         for copies in batch.saves:
             self._cache.backed_up(copies)
-            self._num_saving -= len(copies.nodes)
+            self._num_saving -= _num_pages(copies)
         for seq, copies in batch.loads:
             self._cache.loaded(copies)
             if seq.state is SeqState.LOADING:

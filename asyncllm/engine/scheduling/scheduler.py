@@ -14,8 +14,8 @@ from collections import deque
 from typing import Self
 
 from asyncllm.config import EngineLimits
-from asyncllm.engine.cache.checkpoints import StateSlots
 from asyncllm.engine.cache.manager import KVCacheManager
+from asyncllm.engine.cache.state_slots import StateSlots
 from asyncllm.engine.policy import Policy, PolicyGuard
 from asyncllm.engine.scheduling.backlog import Backlog
 from asyncllm.engine.scheduling.batch import LeakCheck, RunningBatch
@@ -93,11 +93,12 @@ class Scheduler:
     def create(cls, limits: EngineLimits, policy: Policy) -> Self:
         """A scheduler with an empty cache and no step times yet."""
         times = StepTimeModel(limits.page_copy_seconds, limits.step_sizes)
-        slots = StateSlots(limits.num_states) if limits.num_states else None
+        if not limits.num_states:
+            return cls(limits, KVCacheManager.create(limits), policy, times, NoStates())
+        host_size = limits.state_pages if limits.host_pages else 0
+        slots = StateSlots(limits.num_states, limits.max_num_seqs, host_size)
         cache = KVCacheManager.create(limits, slots)
-        states: States = NoStates()
-        if slots is not None:
-            states = RecurrentStates(limits, cache, slots)
+        states = RecurrentStates(limits, cache, slots)
         return cls(limits, cache, policy, times, states)
 
     @property
@@ -164,7 +165,9 @@ class Scheduler:
         num_tokens = step.shape.num_tokens * step.decode_steps
         if step.has_rows:
             if self.limits.host_pages:
-                self._copies.back_up(num_tokens, self._admission.pages_soon() + len(step.decodes))
+                soon = self._admission.pages_soon() + len(step.decodes)
+                newcomers = min(self.batch.num_free, len(self._admission.waiting))
+                self._copies.back_up(num_tokens, soon, newcomers)
         elif self.in_flight or not self._copies.outstanding:
             return None
         # A plan without rows only waits for the copies.

@@ -8,9 +8,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from asyncllm.config import EngineLimits
-from asyncllm.engine.cache.checkpoints import StateSlots
 from asyncllm.engine.cache.manager import KVCacheManager
 from asyncllm.engine.cache.node import NO_STATE, Checkpoint, Kind
+from asyncllm.engine.cache.state_slots import StateSlots
 from asyncllm.engine.scheduling.batch import Ints
 from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.wire.messages import pack, unpack
@@ -158,8 +158,10 @@ class RecurrentStates:
             found = seq.kv.node.checkpoint
             assert found is not None and found.ready, "a match ends with a checkpoint"  # noqa: PT018
             source = found.slot
+            assert source != NO_STATE, "which is on the device"
             self._slots.use(found)
             self._uses[found.kind] += 1
+        self._cache.begun(seq.kv)  # from here on its slot may be taken
         slot = self._slots.take()
         assert slot is not None, "there are enough for all sequences"
         if source not in (NO_STATE, slot):  # the same if that was the last checkpoint
@@ -229,7 +231,7 @@ class RecurrentStates:
         for checkpoint in kept.placed:
             if seq.kv.corrupt:
                 self._slots.drop(checkpoint)
-            elif cold and checkpoint.slot != NO_STATE:
+            elif cold:
                 self._slots.dispense_with(checkpoint)
         if slot != NO_STATE:
             self._slots.give_back(slot)
@@ -265,7 +267,7 @@ class RecurrentStates:
 
     def _promise(self, seq: Sequence, kept: _Kept, position: int) -> bool:
         """Promise a checkpoint; False if the tree has no node for it."""
-        node = self._cache.node_at(seq.kv, position // self._page_size)
+        node = seq.kv.node_at(position // self._page_size, self._page_size)
         if node is None:
             return False
         if checkpoint := self._slots.promise(node):
@@ -309,7 +311,7 @@ class RecurrentStates:
         if checkpoint is None and position - kept.last >= self._spacing:
             node = None
             if position % self._page_size == 0 and self._cache.prefix_caching:
-                node = self._cache.node_at(seq.kv, position // self._page_size)
+                node = seq.kv.node_at(position // self._page_size, self._page_size)
             checkpoint = self._slots.promise(node) if node is not None else None
         if checkpoint is None or checkpoint.node is None:
             return False
@@ -321,7 +323,7 @@ class RecurrentStates:
         """The tree has pages of the output now."""
         if kept.trail.slot == NO_STATE:
             return
-        node = self._cache.node_at(seq.kv, kept.trail_at // self._page_size)
+        node = seq.kv.node_at(kept.trail_at // self._page_size, self._page_size)
         if node is not None and self._slots.attach(kept.trail, node):
             kept.trail.ready = True
             kept.trail.kind = Kind.ANSWER

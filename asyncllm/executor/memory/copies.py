@@ -1,4 +1,4 @@
-"""Copies of pages between the device and the host tier, concurrent with the steps.
+"""Copies of pages and states between the device and the host tier, concurrent with the steps.
 
 Copies are not ordered with the steps' kernels. They need not be, because the scheduler promises
 (``StepPlan.copies``) that
@@ -9,6 +9,9 @@ Copies are not ordered with the steps' kernels. They need not be, because the sc
   effects on any stream. A failed step counts too: ``Device.check`` waits for what it launched.
 * nobody uses the target of a copy until the copy is reported: no step in flight and no other copy.
   Steps that use the page are launched after this thread has seen the copy's own event.
+
+The same goes for recurrent states, with one exception: the slot that a state is loaded into may
+still be read by earlier steps and by the plan's own ``state_copies``, so the copy waits for these.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from torch import Tensor
 
 from asyncllm.executor.device import Device, DeviceLost, Event, Span
 from asyncllm.executor.memory.kv_pool import HostPool, KVPool
-from asyncllm.wire.messages import TO_HOST
+from asyncllm.executor.step.state_pool import StatePool
+from asyncllm.wire.messages import STATE_TO_DEVICE, STATE_TO_HOST, TO_DEVICE, TO_HOST
 
 #: Device memory in which pages are gathered, for each direction; larger batches move in pieces.
 STAGING_BYTES = 64 << 20
@@ -39,7 +43,10 @@ class PageCopier:
     moves each run of consecutive host pages; a load does the reverse. Stores and loads have a
     stream and a buffer each: the bus carries both ways at once, and stream order protects a buffer.
 
+    States are contiguous already, and move without a buffer.
+
     Args:
+        states: of the models that have any.
         staging_bytes: of each buffer, which holds at least one page.
 
     Raises:
@@ -48,9 +55,17 @@ class PageCopier:
     """
 
     def __init__(
-        self, pool: KVPool, host: HostPool, device: Device, staging_bytes: int = STAGING_BYTES
+        self,
+        pool: KVPool,
+        host: HostPool,
+        device: Device,
+        staging_bytes: int = STAGING_BYTES,
+        states: StatePool | None = None,
     ) -> None:
         self._num_pages = pool.num_pages, host.num_pages
+        self._device = device
+        self._states = states
+        self._host = host.storage.view(torch.uint8)
         self._under_way: dict[int, list[Span]] = {}
         piece = min(max(staging_bytes // pool.page_bytes, 1), host.num_pages)
         self._stores = _Lane(pool, host, device, piece, _store)
@@ -65,24 +80,48 @@ class PageCopier:
                 lane.queue(np.zeros((1, 2), dtype=np.int32)).end.synchronize()
 
     def launch(self, step: int, copies: np.ndarray) -> None:
-        """Queue the copies of plan ``step``: int32 [k, 3] of (direction, device page, host page).
+        """Queue the copies of plan ``step``: int32 [k, 3], see ``StepPlan.copies``.
 
         Does not wait, unless the device is the CPU itself.
         """
         if len(copies) == 0:
             return
         with _or_lost(f"launching the page copies of step {step}"):
-            directions, pages = copies[:, 0], copies[:, 1:]
-            if (pages < 0).any() or (pages >= self._num_pages).any():
-                raise ValueError(f"not all of these pages exist: {pages.tolist()}")
-            self._under_way[step] = [
-                lane.queue(pages[chosen])
-                for lane, chosen in (
-                    (self._stores, directions == TO_HOST),
-                    (self._loads, directions != TO_HOST),
-                )
-                if chosen.any()
-            ]
+            spans = self._under_way[step] = []
+            for direction, lane in ((TO_HOST, self._stores), (TO_DEVICE, self._loads)):
+                pages = copies[copies[:, 0] == direction, 1:]
+                if (pages < 0).any() or (pages >= self._num_pages).any():
+                    raise ValueError(f"not all of these pages exist: {pages.tolist()}")
+                if len(pages):
+                    spans.append(lane.queue(pages))
+            of_states = copies[copies[:, 0] == STATE_TO_HOST, 1:]
+            if len(of_states):
+                spans.append(self._stores.run(partial(self._move_states, of_states, store=True)))
+            of_states = copies[copies[:, 0] == STATE_TO_DEVICE, 1:]
+            if len(of_states):
+                load = partial(self._move_states, of_states, store=False)
+                spans.append(self._loads.run(load, after=self._device.event()))
+
+    def _move_states(self, copies: np.ndarray, *, store: bool) -> None:
+        """Copy states: int32 [k, 2] of (state slot, host page); called by a stream.
+
+        The bytes of a slot fill its host pages, in their order.
+        """
+        assert self._states is not None, "the model has states"
+        page_bytes = self._host.shape[1]
+        for slot in dict.fromkeys(copies[:, 0].tolist()):
+            pages, start = copies[copies[:, 0] == slot, 1], 0
+            for part in self._states.bytes_of(slot):
+                stop = start + len(part)
+                for first, behind, page in _runs(pages):
+                    host = self._host[page : page + behind - first].view(-1)
+                    low, high = max(start, first * page_bytes), min(stop, behind * page_bytes)
+                    if low < high:
+                        here = host[low - first * page_bytes : high - first * page_bytes]
+                        there = part[low - start : high - start]
+                        source, target = (there, here) if store else (here, there)
+                        target.copy_(source, non_blocking=True)
+                start = stop
 
     def completed(self, step: int) -> tuple[tuple[int, float], ...]:
         """Plans up to ``step`` whose copies are all done, each reported once. Never waits.
@@ -140,6 +179,10 @@ class _Lane:
         self._device = device
         self._stream = device.copy_stream()
         self._move = move
+
+    def run(self, work: Callable[[], None], after: Event | None = None) -> Span:
+        """Queue something else; see ``CopyStream.run``."""
+        return self._stream.run(work, after)
 
     def queue(self, pages: np.ndarray) -> Span:
         """Copy pages: int32 [k, 2] of (device page, host page)."""

@@ -153,6 +153,13 @@ def resolve_limits(
     page_bytes = bytes_per_token * config.page_size
     host_bytes -= num_pages * page_bytes if on_cpu else 0
     host_pages = _host_pages(config, host_bytes, page_bytes)
+    state_pages = -(-state_bytes // page_bytes)
+    if 0 < host_pages < state_pages:
+        raise ModelError(
+            f"host_kv_gib {config.host_kv_gib:g} holds no recurrent state, of which one takes "
+            f"{gib(state_bytes)}, and pages without states are of no use",
+            param="host_kv_gib",
+        )
     if host_pages:
         _say_what_the_host_adds(config, num_pages, host_pages)
     return EngineLimits(
@@ -181,6 +188,7 @@ def resolve_limits(
         max_pinned_share=config.max_pinned_share,
         num_states=num_states,
         state_bytes=state_bytes,
+        state_pages=state_pages,
     )
 
 
@@ -191,12 +199,6 @@ def _with_states(
 
     Every running sequence has a slot. The prefix cache has the others, which are at least as many.
     """
-    if config.host_kv_gib:
-        raise ModelError(
-            "host_kv_gib: the model has recurrent layers, and without their states, which are not "
-            "kept in the host's memory, pages there are of no use",
-            param="host_kv_gib",
-        )
     room = int(STATES_SHARE * cache_bytes) // state_bytes - 1  # slot 0 is nobody's
     if room < 1:
         raise ModelError(

@@ -18,6 +18,8 @@ from asyncllm.executor.sim.pages import OPEN, BrokenPlan, SimPages, SimStates, f
 from asyncllm.executor.sim.sampler import SimPooling, SimSampler
 from asyncllm.wire.messages import (
     NO_TOKEN,
+    STATE_TO_DEVICE,
+    STATE_TO_HOST,
     Admit,
     PooledPrompt,
     RowLogprobs,
@@ -60,7 +62,10 @@ class SimDevice:
         self._limits = limits
         self._page_size = limits.page_size
         self._pages = SimPages(limits.num_pages, limits.host_pages)
-        self._states = SimStates(limits.num_states, slots) if limits.num_states else None
+        self._states: SimStates | None = None
+        if limits.num_states:
+            sizes = limits.num_states, slots, limits.state_pages
+            self._states = SimStates(*sizes, self._pages.host)
         self._sampler = SimSampler(slots, limits.vocab_size, limits.eos_token_ids)
         self._pooling = SimPooling(limits.embedding_size)
         #: Tokens known at admission, start of the next row, positions that have pages.
@@ -84,8 +89,9 @@ class SimDevice:
         if plan.step != self._next_step:
             raise BrokenPlan(f"step {self._next_step} was due")
         self._next_step += 1
+        of_pages, of_states = self._copies(unpack(plan.copies, 3))
         if plan.copies:
-            self._pages.begin(unpack(plan.copies, 3))
+            self._pages.begin(of_pages)
             for rows in self._in_flight:
                 self._check_copies(rows)
         for admit in plan.admits:
@@ -94,6 +100,8 @@ class SimDevice:
             self._add_pages(*unpack(plan.new_pages, 3).T)
         if plan.state_copies and self._states is not None:
             self._states.copy(unpack(plan.state_copies, 2))
+        if len(of_states) and self._states is not None:
+            self._states.begin_copies(of_states)
         states = unpack(plan.state_slots)
         computed = self._compute_steps(unpack(plan.rows, 3), states, plan.decode_steps)
         self._in_flight.append(computed.rows)
@@ -103,7 +111,17 @@ class SimDevice:
         """The oldest step is done, and these copies with it, [k, 3] each."""
         self._in_flight.popleft()
         for moved in copies:
-            self._pages.end(moved)
+            of_pages, of_states = self._copies(moved)
+            self._pages.end(of_pages)
+            if self._states is not None:
+                self._states.end_copies(of_states)
+
+    def _copies(self, copies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Copies of pages, and of states."""
+        if self._states is None:
+            return copies, copies[:0]
+        is_state = np.isin(copies[:, 0], (STATE_TO_HOST, STATE_TO_DEVICE))
+        return copies[~is_state], copies[is_state]
 
     # -- slots -----------------------------------------------------------------------------------
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
+from itertools import groupby
 
 import numpy as np
 
-from asyncllm.wire.messages import TO_DEVICE, TO_HOST
+from asyncllm.wire.messages import STATE_TO_HOST, TO_DEVICE, TO_HOST
 
 #: The content of a page that is not full.
 OPEN = -1
@@ -99,10 +101,19 @@ class SimStates:
     Args:
         num_states: state slots, numbered from 1.
         num_slots: places for sequences.
+        size: host pages that a copy of a state takes.
+        host: the pages there.
     """
 
-    def __init__(self, num_states: int, num_slots: int):
+    def __init__(self, num_states: int, num_slots: int, size: int, host: Tier):
         self._num_states = num_states
+        self._size = size
+        self._host = host
+        #: By the first of its host pages: the state whose copy began there last.
+        self._saved: dict[int, tuple[int, int]] = {}
+        #: State slots that copies in flight read, and write.
+        self._read: set[int] = set()
+        self._written: set[int] = set()
         #: (how many tokens, their fingerprint) by state slot, and by sequence.
         self._states: dict[int, tuple[int, int]] = {}
         self._due: list[tuple[int, int]] = [(0, 0)] * num_slots
@@ -112,7 +123,53 @@ class SimStates:
         for source, target in copies.tolist():
             if source not in self._states or not 1 <= target <= self._num_states:
                 raise BrokenPlan(f"there is no state in slot {source}, or no slot {target}")
+            if source in self._written or target in self._read | self._written:
+                raise BrokenPlan(f"a copy is at state slot {source} or {target}")
             self._states[target] = self._states[source]
+
+    def begin_copies(self, copies: np.ndarray) -> None:
+        """Start copies to and from the host: int [k, 3] of (direction, state slot, host page)."""
+        for way, slot, pages in self._grouped(copies):
+            if not 1 <= slot <= self._num_states or len(pages) != self._size:
+                raise BrokenPlan(f"state slot {slot}, or its host pages {pages}, do not exist")
+            if slot in self._read | self._written:
+                raise BrokenPlan(f"a copy is at state slot {slot} already")
+            busy = self._host.written[pages].any()
+            if way == STATE_TO_HOST:
+                if slot not in self._states or busy or self._host.read[pages].any():
+                    raise BrokenPlan(f"state slot {slot} cannot be copied to host pages {pages}")
+                self._read.add(slot)
+                self._saved[pages[0]] = self._states[slot]
+                self._host.content[pages] = self._parts(pages[0])
+            else:
+                if busy or self._host.content[pages].tolist() != self._parts(pages[0]):
+                    raise BrokenPlan(f"host pages {pages} do not have a state")
+                self._written.add(slot)
+                self._states[slot] = self._saved[pages[0]]
+            self._count(way, pages, 1)
+
+    def end_copies(self, copies: np.ndarray) -> None:
+        """These are acknowledged."""
+        for way, slot, pages in self._grouped(copies):
+            self._read.discard(slot)
+            self._written.discard(slot)
+            self._count(way, pages, -1)
+
+    def _count(self, way: int, pages: list[int], change: int) -> None:
+        """Pages of the host that copies begin or end to use."""
+        used = self._host.written if way == STATE_TO_HOST else self._host.read
+        used[pages] += change
+
+    def _parts(self, first: int) -> list[int]:
+        """What host pages hold: the parts of the state that was saved to these, from the first."""
+        _, content = self._saved.get(first, (0, OPEN))
+        return [fingerprint(content & 0xFFFFFFFF, bytes([i % 256])) for i in range(self._size)]
+
+    @staticmethod
+    def _grouped(copies: np.ndarray) -> Iterator[tuple[int, int, list[int]]]:
+        """(direction, state slot, its host pages) of each state."""
+        for (way, slot), entries in groupby(copies.tolist(), lambda entry: (entry[0], entry[1])):
+            yield way, slot, [host for _, _, host in entries]
 
     def begin(self, slot: int, tokens: bytes) -> None:
         """A sequence begins after these int32 tokens."""
@@ -125,6 +182,8 @@ class SimStates:
             raise BrokenPlan(f"state slots {listed} are not one for each of {len(slots)} rows")
         for state, slot in zip(listed, slots.tolist(), strict=True):
             start, content = self._due[slot]
+            if state in self._read | self._written:
+                raise BrokenPlan(f"slot {slot} has state slot {state} while a copy is at it")
             if not 1 <= state <= self._num_states:
                 raise BrokenPlan(f"slot {slot} has state slot {state}, which does not exist")
             found = self._states.get(state, (0, 0)) if start else (0, 0)

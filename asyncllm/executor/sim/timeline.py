@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 
-from asyncllm.wire.messages import TO_DEVICE, TO_HOST
+from asyncllm.wire.messages import STATE_TO_DEVICE, STATE_TO_HOST, TO_DEVICE, TO_HOST
 
 
 class Copies(msgspec.Struct, frozen=True):
@@ -68,8 +68,8 @@ class Timeline:
     def start_copies(self, step: int, pages: np.ndarray, now: float) -> None:
         """Start the copies of a plan; they wait for earlier ones, and for no step."""
         total, ends = 0.0, now
-        for direction in (TO_HOST, TO_DEVICE):
-            count = int((pages[:, 0] == direction).sum())
+        for direction, of_states in ((TO_HOST, STATE_TO_HOST), (TO_DEVICE, STATE_TO_DEVICE)):
+            count = int(np.isin(pages[:, 0], (direction, of_states)).sum())
             seconds = self._copy_seconds(count)
             if count:
                 starts = max(now, self._stream_free[direction])

@@ -69,6 +69,10 @@ class StatePool:
             self.inputs[destination].copy_(self.inputs[source])
             self.matrices[destination].copy_(self.matrices[source])
 
+    def bytes_of(self, slot: int) -> tuple[Tensor, Tensor]:
+        """All bytes of a slot, in two parts; uint8 [bytes] each."""
+        return self.inputs[slot].view(torch.uint8), self.matrices[slot].view(torch.uint8)
+
     def of_step(self, rows: np.ndarray, slots: np.ndarray, upload: Upload) -> StepStates | None:
         """What the layers need of a step; None in models without recurrent layers.
 

@@ -104,10 +104,10 @@ class Variant(msgspec.Struct, frozen=True):
                 f"what-if {self.name}: each of {seqs} sequences has a recurrent state, and the "
                 f"recording's memory held {num_states}"
             )
-        if num_states and host:
+        if num_states and host and not recorded.state_pages:
             raise BadRequest(
-                f"what-if {self.name}: the model has recurrent layers, whose states are not kept "
-                "in the host's memory"
+                f"what-if {self.name}: the recording does not say how many pages of the host a "
+                "recurrent state takes; it is of an older version"
             )
         return msgspec.structs.replace(
             recorded,
@@ -122,6 +122,7 @@ class Variant(msgspec.Struct, frozen=True):
             page_copy_seconds=recorded.page_copy_seconds * size / recorded.page_size,
             steps_in_flight=changed.get("steps_in_flight", recorded.steps_in_flight),
             num_states=num_states,
+            state_pages=-(-recorded.state_pages * recorded.page_size // size),
         )
 
 

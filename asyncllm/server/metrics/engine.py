@@ -44,13 +44,22 @@ METRICS: Final[tuple[Metric[EngineStats], ...]] = (
         "pages_pinned",
     ),
     gauge("kv_pages_total", "KV pages in all.", "pages_total"),
-    gauge("kv_host_pages_used", "KV pages in the host's memory.", "host_pages_used"),
+    gauge(
+        "kv_host_pages_used",
+        "Pages of the host's memory that have KV pages or parts of recurrent states.",
+        "host_pages_used",
+    ),
     gauge(
         "states_running",
         "Recurrent states of running sequences; 0 for models without recurrent layers.",
         "states_running",
     ),
     gauge("states_cached", "Recurrent states kept for prefix reuse.", "states_cached"),
+    gauge(
+        "states_on_host",
+        "Recurrent states with a copy in the host's memory, for prefix reuse.",
+        "states_on_host",
+    ),
     gauge("states_total", "Slots for recurrent states in all.", "states_total"),
     counter("prompt_tokens", "Prompt tokens of requests that began to answer.", "prompt_tokens"),
     counter(

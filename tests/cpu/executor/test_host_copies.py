@@ -17,9 +17,11 @@ from torch.overrides import TorchFunctionMode
 from asyncllm.errors import ModelError
 from asyncllm.executor.device import CpuDevice, DeviceLost
 from asyncllm.executor.memory.kv_pool import HostPool
+from asyncllm.executor.step.state_pool import StatePool
+from asyncllm.models.config.base import StateShape
 from asyncllm.models.spec import read_spec
 from asyncllm.wire.channel import FLUSH
-from asyncllm.wire.messages import StepPlan, unpack
+from asyncllm.wire.messages import STATE_TO_DEVICE, STATE_TO_HOST, StepPlan, unpack
 from tests.support.models.page_copies import (
     SHAPES,
     HeldCopies,
@@ -31,6 +33,7 @@ from tests.support.models.page_copies import (
     plan,
     runner_of,
     shuffled,
+    state_copies,
     store,
     worker_of,
 )
@@ -64,6 +67,35 @@ def test_both_directions_run_in_one_plan() -> None:
     assert [step for step, _ in tiers.copier.completed(1)] == [0, 1]
     assert torch.equal(tiers.bits()[7], before[4])
     assert torch.equal(tiers.host_bits()[[8, 2, 9]], before[[5, 6, 4]])
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("matrices", [True, False])
+def test_states_come_back_bit_by_bit(shape: Shape, matrices: bool) -> None:
+    """Of several host pages each, in runs and apart, while pages move in the same plan."""
+    heads = (2, 4, 5) if matrices else ()
+    layers = {0: StateShape(6, 3, *heads), 2: StateShape(3, 2, *heads)}
+    states = StatePool(layers, 4, torch.bfloat16, "cpu")
+    raw = [part.view(torch.uint8) for part in (states.inputs, states.matrices)]
+    for part in raw:
+        part.copy_(torch.randint(0, 256, part.shape, dtype=torch.uint8))
+    size = -(-sum(part.shape[1] for part in raw) // Tiers(CpuDevice(), shape).pool.page_bytes)
+    tiers = Tiers(CpuDevice(), shape, host_pages=3 * size + 9, states=states)
+    before, pages_before = [part.clone() for part in raw], tiers.bits()
+    hosts = shuffled(2 * size, seed=1)
+    places = {3: hosts[:size], 1: hosts[size:], 2: list(range(2 * size, 3 * size))}
+    out = state_copies(STATE_TO_HOST, places)
+    tiers.copier.launch(0, np.concatenate([store([(4, 3 * size + 1)]), out]))
+    for part in raw:
+        part.fill_(0xA5)
+    back = {slot: places[was] for slot, was in ((1, 3), (2, 2), (4, 1))}
+    into = state_copies(STATE_TO_DEVICE, back)
+    tiers.copier.launch(1, np.concatenate([into, load([(7, 3 * size + 1)])]))
+    assert [step for step, _ in tiers.copier.completed(1)] == [0, 1]
+    assert torch.equal(tiers.bits()[7], pages_before[4])
+    for part, was in zip(raw, before, strict=True):
+        assert torch.equal(part[[1, 2, 4]], was[[3, 2, 1]])
+        assert torch.all(part[[0, 3]] == 0xA5)
 
 
 def test_warming_up_changes_no_page() -> None:
@@ -251,7 +283,7 @@ def test_a_copy_that_fails_on_its_way_ends_the_worker() -> None:
                 raise RuntimeError("bus error")
 
             class Stream:
-                def run(self, work: Callable[[], None]) -> Any:
+                def run(self, work: Callable[[], None], after: Any = None) -> Any:
                     span: Any = stream.run(work)
                     span.end.query = query
                     return span

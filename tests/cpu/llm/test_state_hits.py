@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from asyncllm import AsyncLLM, BeamSearchParams, Completion, SamplingParams
+from asyncllm.executor.memory import limits
 from tests.support.server.polling import pages_are_released
 
 OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "cpu_threads": 1, "page_size": 4}
@@ -65,3 +66,37 @@ async def test_answers_are_those_of_an_engine_without_a_cache(
             assert llm.stats.states_used > 10
         await pages_are_released(llm)
         assert llm.stats.books_healed == 0
+
+
+async def test_what_comes_back_from_the_hosts_memory_is_exact(
+    folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chats that the device has neither pages nor states for, at every depth and in storms."""
+    folder, base = folder_of("qwen3_5"), words(0, 110)
+    monkeypatch.setattr(limits, "LEAST_CHECKPOINTS", 0)
+    options = {**OPTIONS, "max_num_seqs": 2, "prefill_chunk": 48, "max_model_len": 240}
+    options |= {"kv_cache_tokens": 480, "host_kv_gib": 0.01}
+    chats = [[*base[:depth], *words(depth, 60)] for depth in range(0, 110, 11)]
+    async with (
+        AsyncLLM(folder, **options) as llm,
+        AsyncLLM(folder, **OPTIONS, prefix_caching=False) as plain,
+    ):
+        assert llm.stats.states_total == 10
+        for turn in range(3):
+            expected = await plain.generate(chats, PARAMS)
+            if turn == 1:
+                completions = list(await llm.generate(chats, PARAMS))
+            else:
+                completions = [await llm.generate(chat, PARAMS) for chat in chats]
+            for completion, answer in zip(completions, expected, strict=True):
+                same(completion, answer)
+            chats = [
+                [*chat, *completion.token_ids, *words(turn, 5)]
+                for chat, completion in zip(chats, completions, strict=True)
+            ]
+        stats = llm.stats
+        assert stats.states_on_host > 10
+        assert stats.host_cached_tokens > 500
+        assert (stats.states_evicted, stats.pages_dropped) == (0, 0)
+        await pages_are_released(llm)
+        assert stats.books_healed == 0

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from asyncllm.config import EngineLimits
-from asyncllm.engine.cache.checkpoints import StateSlots
 from asyncllm.engine.cache.manager import KVCacheManager
 from asyncllm.engine.cache.node import NO_PAGE, NO_STATE, Node
+from asyncllm.engine.cache.state_slots import StateSlots
 from asyncllm.engine.policy import Fair, Policy
 from asyncllm.engine.scheduling.forecast import OutputLengths
 from asyncllm.engine.scheduling.scheduler import Scheduler
@@ -17,6 +17,8 @@ from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.types import SamplingParams, SchedulingParams
 from asyncllm.wire.messages import (
     NO_TOKEN,
+    STATE_TO_DEVICE,
+    STATE_TO_HOST,
     TO_DEVICE,
     TO_HOST,
     PooledPrompt,
@@ -121,6 +123,8 @@ class FakeDevice:
         self.copies: dict[int, list[tuple[int, int, int]]] = {}
         #: By slot: all tokens that the state has taken in, and the steps that it depends on.
         self.states: dict[int, tuple[tuple[int, ...], frozenset[int]]] = {}
+        #: By host page: the state that a part of is there, and which part.
+        self.host_states: dict[int, tuple[tuple[int, ...], int]] = {}
         self.failed: set[int] = set()
         self.steps: list[Step] = []
 
@@ -206,10 +210,7 @@ class FakeDevice:
         assert q_len == 1 or end <= known
         assert end <= lim.max_model_len
         table = self.block_tables[slot]
-        moving = {page for copies in self.copies.values() for _, page, _ in copies}
-        loading = {
-            page for copies in self.copies.values() for way, page, _ in copies if way == TO_DEVICE
-        }
+        moving, loading = self._moving(TO_DEVICE, TO_HOST), self._moving(TO_DEVICE)
         for position in range(start):
             page, offset = table[position // lim.page_size], position % lim.page_size
             assert page not in loading, "nothing reads a page that is still being loaded"
@@ -228,6 +229,8 @@ class FakeDevice:
     def _copy_states(self, plan: StepPlan) -> None:
         for source, target in unpack(plan.state_copies, 2).tolist():
             assert source != target
+            assert source not in self._moving(STATE_TO_DEVICE)
+            assert target not in self._moving(STATE_TO_DEVICE, STATE_TO_HOST)
             assert 1 <= target <= self.limits.num_states
             tokens, steps = self.states[source]
             assert not steps & self.failed, "no state of a failed step is copied"
@@ -240,6 +243,7 @@ class FakeDevice:
         assert len(slots) == len(set(slots)), "one state a sequence"
         for state, (slot, start, q_len) in zip(slots, rows(plan), strict=bool(slots)):
             assert 1 <= state <= self.limits.num_states
+            assert state not in self._moving(STATE_TO_DEVICE, STATE_TO_HOST)
             steps = frozenset([plan.step])
             if start:
                 tokens, before = self.states[state]
@@ -249,27 +253,57 @@ class FakeDevice:
             end = start + q_len + plan.decode_steps - 1
             self.states[state] = tuple(self.tokens[slot][:end]), steps
 
+    def _moving(self, *ways: int) -> set[int]:
+        """Device pages, or state slots, of copies under way."""
+        copies = (copy for batch in self.copies.values() for copy in batch)
+        return {page for way, page, _ in copies if way in ways}
+
     def _take_copies(self, plan: StepPlan) -> None:
         copies = [(way, page, host) for way, page, host in unpack(plan.copies, 3).tolist()]
-        under_way = [copy for batch in self.copies.values() for copy in batch]
+        under_way = [host for batch in self.copies.values() for _, _, host in batch]
         for way, page, host in copies:
             assert 0 <= host < self.limits.host_pages
-            assert page not in [p for _, p, _ in under_way]
-            assert host not in [h for _, _, h in under_way]
+            of_pages = way in (TO_DEVICE, TO_HOST)
+            ways = (TO_DEVICE, TO_HOST) if of_pages else (STATE_TO_DEVICE, STATE_TO_HOST)
+            assert page not in self._moving(*ways)
+            assert host not in under_way
             if way == TO_DEVICE:
                 assert host in self.host
                 self.pages[page] = {}
-            else:
+            elif way == TO_HOST:
                 self.host[host] = dict(self.pages[page])
+                self.host_states.pop(host, None)
+        self._take_state_copies([copy for copy in copies if copy[0] >= STATE_TO_HOST], plan.step)
         if copies:
             self.copies[plan.step] = copies
+
+    def _take_state_copies(self, copies: list[tuple[int, int, int]], step: int) -> None:
+        """A state is in as many host pages as it takes, in order."""
+        hosts: dict[tuple[int, int], list[int]] = {}
+        for way, slot, host in copies:
+            hosts.setdefault((way, slot), []).append(host)
+        for (way, slot), pages in hosts.items():
+            assert len(pages) == self.limits.state_pages
+            if way == STATE_TO_HOST:
+                tokens, steps = self.states[slot]
+                assert not steps & self.failed
+                assert all(done not in {each.number for each in self.steps} for done in steps)
+                for part, host in enumerate(pages):
+                    self.host_states[host] = tokens, part
+                    self.host.pop(host, None)
+            else:
+                parts = [self.host_states[host] for host in pages]
+                assert parts == [(parts[0][0], part) for part in range(len(pages))]
+                self.states[slot] = parts[0][0], frozenset()
 
     def _finish_copies(self, copies: list[tuple[int, int, int]]) -> None:
         for way, page, host in copies:
             if way == TO_HOST:
                 assert self.host[host] == self.pages[page], "it was not written meanwhile"
-            else:
+            elif way == TO_DEVICE:
                 self.pages[page] = dict(self.host[host])
+            elif way == STATE_TO_HOST:
+                assert self.host_states[host][0] == self.states[page][0]
 
 
 def check_books(sched: Scheduler, sequences: Iterable[Sequence]) -> None:
@@ -312,7 +346,12 @@ def check_books(sched: Scheduler, sequences: Iterable[Sequence]) -> None:
         assert len(everywhere) == cache.num_pages, "no page is lost"
     check_states(sched, nodes.values())
     hosts = [node.host for node in nodes.values() if node.host != NO_PAGE]
+    slots = cache.states
+    if isinstance(slots, StateSlots):
+        hosts += [host for each in {*slots._on_host, *slots._locked} for host in each.host]
     assert len(hosts) == len(set(hosts)), "no host page in two places"
+    if not any(not node.linked for node in nodes.values()) and not sched._copies.outstanding:
+        assert len(hosts) == cache.num_host_used, "no host page is lost"
 
 
 def check_states(sched: Scheduler, nodes: Iterable[Node]) -> None:
@@ -323,7 +362,7 @@ def check_states(sched: Scheduler, nodes: Iterable[Node]) -> None:
     own = sched._states._kept  # type: ignore[attr-defined]
     taken = [int(sched._states._of[slot]) for slot in own]  # type: ignore[attr-defined]
     assert set(own) == {i for i, seq in enumerate(sched.batch.sequences) if seq is not None}
-    kept = [*slots._plain, *slots._dispensable, *slots._pinned]
+    kept = [checkpoint for order in (*slots._orders, slots._locked) for checkpoint in order]
     everywhere = sorted([*slots._free, *taken, *(checkpoint.slot for checkpoint in kept)])
     assert everywhere == list(range(1, slots.num_slots + 1)), "none is lost, none has two owners"
     assert slots.num_taken == len(taken)
@@ -336,10 +375,16 @@ def check_states(sched: Scheduler, nodes: Iterable[Node]) -> None:
         if checkpoint is not None:
             assert node.linked
             assert checkpoint.node is node
-            assert checkpoint.ready or checkpoint in promised or checkpoint in coming
-            assert (checkpoint.slot == NO_STATE) == (checkpoint in promised)
+            loading = checkpoint.locks and checkpoint not in slots._on_host
+            assert checkpoint.ready or checkpoint in promised or checkpoint in coming or loading
+            nowhere = checkpoint.slot == NO_STATE and checkpoint not in slots._on_host
+            assert nowhere == (checkpoint in promised)
     for checkpoint in kept:
-        assert checkpoint in trails or checkpoint.node is not None
+        assert checkpoint in trails or checkpoint.node is not None or checkpoint.locks
+    on_host = [checkpoint for checkpoint in slots._on_host if checkpoint.node is not None]
+    assert len(on_host) == len(slots._on_host)
+    assert set(slots._spare) <= {each for each in on_host if each.slot != NO_STATE}
+    assert len(slots._locked) <= slots.num_slots
 
 
 def path(node: Node | None) -> Iterator[Node]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.executor.build import build_worker
-from asyncllm.executor.device import CpuDevice, Device, Span
+from asyncllm.executor.device import CpuDevice, Device, Event, Span
 from asyncllm.executor.memory.copies import STAGING_BYTES, PageCopier
 from asyncllm.executor.memory.kv_pool import HostPool, KVPool
 from asyncllm.executor.runner import ModelRunner
@@ -88,6 +88,7 @@ class Tiers:
         num_pages: int = 20,
         host_pages: int = 24,
         staging_pages: int | None = None,
+        states: StatePool | None = None,
     ) -> None:
         self.device = device
         where = shape.dtype, device.torch_device
@@ -97,7 +98,7 @@ class Tiers:
         raw.copy_(torch.randint(0, 256, raw.shape, dtype=torch.uint8, generator=generator))
         self.host = HostPool(self.pool, host_pages, device)
         staging = None if staging_pages is None else staging_pages * self.pool.page_bytes
-        self.copier = PageCopier(self.pool, self.host, device, staging or STAGING_BYTES)
+        self.copier = PageCopier(self.pool, self.host, device, staging or STAGING_BYTES, states)
 
     def bits(self) -> Tensor:
         """What the pages hold: uint8 [num_pages, bytes] on the CPU."""
@@ -153,6 +154,12 @@ def plan(
         ),
         b"".join(part.tobytes() for part in copies),
     )
+
+
+def state_copies(way: int, pages: dict[int, list[int]]) -> np.ndarray:
+    """Copies of states in one direction: the host pages of each state slot; int32 [k, 3]."""
+    entries = [(way, slot, host) for slot, hosts in pages.items() for host in hosts]
+    return np.array(entries, dtype=np.int32)
 
 
 class Script:
@@ -264,7 +271,7 @@ class HeldStream:
     def __init__(self, device: HeldCopies) -> None:
         self._device = device
 
-    def run(self, work: Callable[[], None]) -> Span:
+    def run(self, work: Callable[[], None], after: Event | None = None) -> Span:
         end = HeldEvent(work)
         self._device.held.append(end)
         return Span(end, end)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from asyncllm.engine.cache.checkpoints import StateSlots
+from asyncllm.engine.cache.state_slots import StateSlots
 from asyncllm.types import SamplingParams
 from tests.support.engine.fake_executor import ListSink
 from tests.support.engine.scheduling import limits

@@ -143,6 +143,8 @@ class Admission:
         if seq.service.num_left != left and not self._queue.reorder(seq) and not short:
             return Entry.WAITS  # less of it is cached than when it took its place
         load = self.placement.loads(match)
+        if not load:
+            match = self._cache.on_device(match)
         cached = match.node.depth * self._limits.page_size
         if not load and not self._fits(seq, cached, room):
             return Entry.STEP_FULL
@@ -211,8 +213,10 @@ class Admission:
         """Let a sequence enter whose prefix was loaded, or load the next part of it."""
         match = self._cache.match(seq.kv)
         load = match.pending is None and self.placement.loads(match)
-        if not load and not self._fits(seq, len(seq.kv.pages) * self._limits.page_size, room):
-            return Entry.STEP_FULL
+        if not load:
+            match = self._cache.on_device(match)
+            if not self._fits(seq, match.node.depth * self._limits.page_size, room):
+                return Entry.STEP_FULL
         placed = self.placement.place_loaded(seq, match, load=load)
         if placed is False:
             self.make_room()

@@ -37,7 +37,8 @@ class Placement:
 
     def loads(self, match: Match) -> bool:
         """Whether the host part of a match is to be loaded."""
-        return bool(match.host) and not self._trials.active and self._copies.pays(match)
+        wanted = match.host or match.state
+        return bool(wanted) and not self._trials.active and self._copies.pays(match)
 
     def place(self, seq: Sequence, match: Match, *, load: bool) -> bool:
         """Give a newcomer its pages, if the pages it is expected to need are available.
@@ -60,10 +61,12 @@ class Placement:
     def place_loaded(self, seq: Sequence, match: Match, *, load: bool) -> bool | None:
         """Give a sequence that has a part of its prefix its other pages, or load the next part.
 
+        It begins where the match ends, which may be before the part that was loaded.
+
         Returns:
             None if it has to wait for copies, False if there are not enough pages.
         """
-        if load:
+        if load or match.node is not seq.kv.node:
             self._cache.hold(seq.kv, match)
         if self._save_before(seq, match, load=load):
             return None

@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from asyncllm.engine.cache.checkpoints import StateSlots
 from asyncllm.engine.cache.node import NO_STATE, Checkpoint, Node
 from asyncllm.engine.cache.pages import PageAllocator
 from asyncllm.engine.cache.radix import PrefixTree
+from asyncllm.engine.cache.state_slots import StateSlots
 from tests.support.engine.scheduling import path
 
 

@@ -67,8 +67,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_decode_steps=decode_steps,
             max_model_len=num_pages * page_size,
             prefix_caching=caching,
-            host_pages=host_pages if caching and not states else 0,
+            host_pages=host_pages if caching else 0,
             num_states=slots + states - 1 if states else 0,
+            state_pages=1 + states % 4,
             page_copy_seconds=0.0,
         )
         expect_outputs(self.sched, expected_output)

@@ -345,6 +345,89 @@ def test_several_tokens_in_one_step_stop_where_a_state_is_kept(decode_steps: int
     assert again.num_cached >= 141 - SPACING - decode_steps
 
 
+# -- in the host's memory ------------------------------------------------------------------------
+
+
+def with_host(host_pages: int = 2000, **changes: Any) -> Served:
+    """Copies take no time, so that loading is always worth it."""
+    numbers = {"num_states": 6, "max_num_seqs": 2, "num_pages": 60, "max_model_len": 200}
+    numbers |= {"host_pages": host_pages, "state_pages": 5, "page_copy_seconds": 0.0} | changes
+    served = Served(**numbers)
+    served.device.copy_seconds = 0.0
+    return served
+
+
+def turns(served: Served, num_chats: int, num_turns: int, seed: int = 0) -> list[int]:
+    """Chats in turns; how much each found of what its last turn had."""
+    rng = random.Random(seed)
+    chats = [words(i, rng.randint(40, 90)) for i in range(1, num_chats + 1)]
+    missed = []
+    for turn in range(num_turns):
+        for i, tokens in enumerate(chats):
+            seq = served.serve(tokens, 12)
+            if turn:
+                missed.append(len(tokens) - seq.num_cached)
+            chats[i] = [*seq.tokens, *words(10 * turn + i, 6)]
+    return missed
+
+
+def test_what_the_device_has_no_room_for_comes_back_from_the_host() -> None:
+    served = with_host()
+    missed = turns(served, 8, 4)
+    assert max(missed) <= 6 + SPACING + 2 * PAGE
+    states = served.sched.cache.states
+    assert states.num_evicted == 0
+    assert states.num_on_host >= 8
+    assert served.sched.cache.num_dropped == 0
+
+
+def test_states_and_pages_of_the_host_give_way_by_their_last_use() -> None:
+    """Room for some of the chats: those that are used last are found, with their states."""
+    served = with_host(host_pages=160, num_states=4, num_pages=50)
+    chats = [served.serve(words(i, 60), 4).tokens for i in range(1, 13)]
+    found = [served.serve([*tokens, 5], 1).num_cached for tokens in reversed(chats)]
+    assert found[:3] == [48] * 3, "the end of the prompt"
+    assert found[-3:] == [0] * 3
+    assert found == sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize("spare", [0, 1, 2, 3])
+def test_with_few_slots_copies_leave_enough_for_all_sequences(spare: int) -> None:
+    served = with_host(num_states=2 + spare, num_pages=100)
+    for turn in range(3):
+        for i in range(1, 7):
+            served.add([*words(i, 60), *words(20 + turn, 10)], 9)
+            served.add([*words(i, 30), *words(30 + turn, 30)], 9)
+        served.run()
+
+
+def test_whoever_waits_for_a_state_that_is_loaded_shares_it_and_may_go() -> None:
+    served = with_host()
+    prompt = words(1, 80)
+    served.serve(prompt)
+    for i in range(2, 9):
+        served.serve(words(i, 80))
+    first, second, third = (served.add([*prompt, 5], 4) for _ in range(3))
+    assert served.plan()
+    assert first.state is SeqState.LOADING
+    served.sched.finish(first, 0.0)
+    served.sched.finish(second, 0.0)
+    served.run()
+    assert third.num_cached == 68
+    assert served.sched.cache.states.num_taken == 0
+
+
+def test_a_state_that_computing_is_faster_than_is_left_where_it_is() -> None:
+    served = with_host(page_copy_seconds=10.0)
+    served.device.copy_seconds = 10.0
+    prompt = words(1, 80)
+    for i in (1, *range(2, 9), 1):
+        seq = served.serve(words(i, 80))
+    assert seq.num_cached == 0
+    assert served.sched.cache.states.num_on_host > 0
+    assert len(prompt) == seq.num_prompt
+
+
 def test_a_model_without_states_has_none_in_its_plans() -> None:
     served = Served(num_states=0)
     served.add(words(1, 100))

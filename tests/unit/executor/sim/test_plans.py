@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from asyncllm.errors import EngineDead
 from asyncllm.executor.sim.device import SimDevice
 from asyncllm.executor.sim.pages import BrokenPlan
-from asyncllm.wire.messages import TO_DEVICE, TO_HOST, Admit, StepPlan, pack
+from asyncllm.wire.messages import (
+    STATE_TO_DEVICE,
+    STATE_TO_HOST,
+    TO_DEVICE,
+    TO_HOST,
+    Admit,
+    StepPlan,
+    pack,
+)
 from tests.support.engine.scheduling import limits
 from tests.support.engine.sim_driver import (
     VOCAB,
@@ -244,3 +253,74 @@ def test_a_row_that_goes_on_from_another_state_is_refused(
         with_states(device, [(0, 0, 3), (1, 0, 2), (2, 0, 3)], [1, 2, 3], admits=admits)
     with pytest.raises(BrokenPlan, match=why):
         with_states(device, [(0, 3, 1)], slots, copies)
+
+
+def moved(device: SimDevice, entries: list[tuple[int, int, int]], *rows: Row) -> None:
+    """A plan with copies of states, and decode rows on state slot 1."""
+    copies = pack(value for entry in entries for value in entry)
+    flat = pack(value for row in rows for value in row)
+    device.take(
+        StepPlan(device._next_step, flat, b"", (), copies, state_slots=pack([1] * len(rows)))
+    )
+
+
+def saved(slot: int, *hosts: int) -> list[tuple[int, int, int]]:
+    return [(STATE_TO_HOST, slot, host) for host in hosts]
+
+
+def loaded(slot: int, *hosts: int) -> list[tuple[int, int, int]]:
+    return [(STATE_TO_DEVICE, slot, host) for host in hosts]
+
+
+ON_HOST = limits(num_states=3, max_num_seqs=3, host_pages=6, state_pages=2)
+
+
+def report(device: SimDevice, *entries: tuple[int, int, int]) -> None:
+    device.report([np.array(entries, dtype=np.int32).reshape(-1, 3)])
+
+
+def test_a_state_comes_back_from_the_host_to_another_slot() -> None:
+    device = SimDevice(ON_HOST)
+    with_states(device, [(0, 0, 3)], [2], admits=(admit(0, [5, 6, 7]),))
+    report(device)
+    moved(device, saved(2, 4, 1))
+    report(device, *saved(2, 4, 1))
+    moved(device, loaded(1, 4, 1))
+    report(device, *loaded(1, 4, 1))
+    moved(device, [], (0, 3, 1))
+
+
+@pytest.mark.parametrize(
+    ("entries", "why"),
+    [
+        (loaded(1, 4), "do not exist"),
+        (loaded(4, 4, 1), "do not exist"),
+        (loaded(1, 1, 4), "do not have a state"),
+        (loaded(1, 4, 2), "do not have a state"),
+        (loaded(1, 0, 3), "do not have a state"),
+        (saved(3, 0, 3), "cannot be copied"),
+        (saved(1, 0, 3) + loaded(1, 4, 1), "copy is at state slot 1 already"),
+        (saved(1, 0, 3) + loaded(2, 0, 3), "do not have a state"),
+    ],
+)
+def test_a_copy_of_a_state_that_is_not_there_is_refused(
+    entries: list[tuple[int, int, int]], why: str
+) -> None:
+    device = SimDevice(ON_HOST)
+    with_states(device, [(0, 0, 3)], [1], admits=(admit(0, [5, 6, 7]),))
+    moved(device, saved(1, 4, 1))
+    for acknowledged in ([], saved(1, 4, 1)):
+        report(device, *acknowledged)
+    with pytest.raises(BrokenPlan, match=why):
+        moved(device, entries)
+
+
+def test_nobody_uses_a_state_slot_while_a_copy_is_at_it() -> None:
+    for entries in (saved(1, 4, 1), loaded(1, 2, 3)):
+        device = SimDevice(ON_HOST)
+        with_states(device, [(0, 0, 3)], [1], admits=(admit(0, [5, 6, 7]),))
+        moved(device, saved(1, 2, 3))
+        for acknowledged in ([], saved(1, 2, 3)):
+            report(device, *acknowledged)
+        with pytest.raises(BrokenPlan, match="while a copy is at it"):
+            moved(device, entries, (0, 3, 1))

@@ -181,7 +181,9 @@ def test_a_cut_keeps_all_parts_before_it(whole: bytes, tmp_path: Path) -> None:
         assert found == events[: len(found)]
         assert len(found) >= kept
         kept = len(found)
-        assert trace.num_lost == size - max(part for part in parts if part <= size)
+        lost = size - max(part for part in parts if part <= size)
+        zeros = size - len(whole[:size].rstrip(b"\0"))  # may be those of a disk
+        assert lost - zeros <= trace.num_lost <= lost
     assert kept > 0
 
 

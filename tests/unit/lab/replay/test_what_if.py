@@ -128,8 +128,20 @@ def test_recurrent_states_follow_the_sequences_and_the_memory(tmp_path: Path) ->
             else:
                 assert variant.limits(recorded, replayed.workload).num_states == min(states, most)
                 assert simulate(replayed, variant).num_requests == replayed.figures.num_requests
-        with pytest.raises(BadRequest, match="not kept in the host's memory"):
+        with pytest.raises(BadRequest, match="older version"):
             simulate(replayed, Variant.parse("host_kv_tokens=80"))
+
+
+def test_states_in_the_hosts_memory_find_more(tmp_path: Path) -> None:
+    record(tmp_path / "trace", 1, events=300, **TIGHT, num_states=9, state_pages=3)
+    replayed = replay(tmp_path / "trace")
+    found = [
+        simulate(replayed, Variant.parse(f"host_kv_tokens={tokens}")).cached_tokens
+        for tokens in (0, 4000)
+    ]
+    assert found[0] < found[1]
+    other = Variant.parse("page_size=2").limits(replayed.trace.header.limits, replayed.workload)
+    assert other.state_pages == 2, "of three pages of one token"
 
 
 def test_the_table_has_a_column_for_each_variant(
