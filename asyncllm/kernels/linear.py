@@ -56,3 +56,14 @@ def linear(
     if act is not None:
         return gated.reference(y, act)
     return y if residual is None else residual.add_(y)
+
+
+@in_triton("gemm.linear")
+def linear_with_rest(
+    x: Tensor, weight: Weight, rest: Tensor, *, norm: Norm | None = None
+) -> tuple[Tensor, Tensor]:
+    """Two projections of the same x: ``linear`` of a weight in any format and of one in x's dtype.
+
+    On a GPU, one row is multiplied by both in one launch if the first is an fp8 weight.
+    """
+    return linear.reference(x, weight, norm=norm), linear.reference(x, rest, norm=norm)

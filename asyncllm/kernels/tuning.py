@@ -129,6 +129,15 @@ class Fp8Tile(NamedTuple):
     unroll: int
 
 
+class Fp8GemvTile(NamedTuple):
+    """Work of ``fp8.fp8_gemv``, of a program: rows of the weight, columns that are loaded at once,
+    warps."""
+
+    rows: int
+    columns: int
+    warps: int
+
+
 Tile = GemvTile | RegisterSkinnyTile | SmemResidentTile | TmaTile | TmaSplitTile
 
 #: The kernels, by their names in tables.
@@ -278,6 +287,14 @@ def choose_fp8_tile(rows: int, size: int, columns: int) -> Fp8Tile | None:
     room = _WHOLE if (block_m <= 32) == (parts == 3) or blocks > 32 else _HALF
     stages = min(room // ((64 * parts + block_m) * 128), blocks, 24)
     return Fp8Tile(parts, splits, stages, unroll)
+
+
+def choose_fp8_gemv_tile(columns: int, *, blocked: bool) -> Fp8GemvTile:
+    """The measured best for a weight with so many columns, and with a scale for each block; columns
+    beyond the weight's cost as much as others."""
+    if not blocked or (columns > 4096 and columns % 4096):
+        return Fp8GemvTile(4, 2048, 4)
+    return Fp8GemvTile(8, 2048, 4) if columns <= 4096 else Fp8GemvTile(4, 4096, 8)
 
 
 def is_tuned(device_name: str) -> bool:

@@ -46,7 +46,6 @@ def layers(model: nn.Module, ranks: Ranks) -> Iterator[tuple[Shape, ...]]:
             projections.append((attention.o_proj.weight, False, into_stream))
         if isinstance(attention, GatedDeltaNet):
             projections.append((attention.in_proj.weight, True, ""))
-            projections.append((attention.gate_proj.weight, True, ""))
             projections.append((attention.out_proj.weight, False, into_stream))
         if isinstance(mlp, GatedMLP):
             projections.append((mlp.gate_up_proj.weight, True, "gated"))

@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from asyncllm.kernels.linear import linear
+from asyncllm.kernels.linear import linear, linear_with_rest
 from asyncllm.kernels.types import Mxfp4Matrix, Norm
 from asyncllm.models.layers.parameter import Packed, Placement, Stored
 from asyncllm.models.quant.place import Place, Reordered, sliced
@@ -173,12 +173,68 @@ class FusedLinear(Packed):
         return linear(x, _matrix(self.weight), self.bias, norm=norm, act=act)
 
     def parts(self) -> Iterator[tuple[str, Place]]:
-        ends = accumulate(output.size for output in self.outputs.values())
-        for (name, kept), end in zip(self.outputs.items(), ends, strict=True):
-            rows, order = slice(end - kept.size, end), self.orders.get(name)
+        for name, kept, rows in _rows_of(self.outputs):
+            order = self.orders.get(name)
             yield f"{name}.weight", kept.place(0, self.weight[rows], order)
             if self.bias is not None:
                 yield f"{name}.bias", kept.place(0, self.bias[rows], order)
+
+
+class MixedLinear(FusedLinear):
+    """Projections of one input, the last of which may be stored in another format than the first:
+    [tokens, in_features] -> what the first ones yield, and what the last ones yield.
+
+    Args:
+        outputs, last: see ``FusedLinear``; of the first and of the last projections.
+
+    Attributes:
+        rest: the weight of the last ones, never quantised, if they have one of their own.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        outputs: Mapping[str, Kept],
+        last: Mapping[str, Kept],
+        place: Placement,
+        *,
+        orders: Mapping[str, Tensor] | None = None,
+    ):
+        super().__init__(in_features, {**outputs, **last}, place, orders=orders)
+        self.last = last
+        self.rest: nn.Parameter | None = None
+
+    def set_apart(self, place: Placement) -> None:
+        """Give the last ones a weight of their own; the first one's is allocated afterwards."""
+        size, columns = self.weight.shape
+        count = sum(output.size for output in self.last.values())
+        self.outputs = {n: kept for n, kept in self.outputs.items() if n not in self.last}
+        self.weight = place.projection(size - count, columns)
+        self.rest = place.empty(count, columns)
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, *, norm: Norm | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See ``kernels.linear``: normalises x first."""
+        weight = _matrix(self.weight)
+        if self.rest is not None:
+            return linear_with_rest(x, weight, self.rest, norm=norm)
+        y, count = linear(x, weight, norm=norm), sum(kept.size for kept in self.last.values())
+        return y[:, :-count], y[:, -count:]
+
+    def parts(self) -> Iterator[tuple[str, Place]]:
+        yield from super().parts()
+        if self.rest is not None:
+            for name, kept, rows in _rows_of(self.last):
+                yield f"{name}.weight", kept.place(0, self.rest[rows], self.orders.get(name))
+
+
+def _rows_of(outputs: Mapping[str, Kept]) -> Iterator[tuple[str, Kept, slice]]:
+    """The rows of each projection in a weight that has them in order."""
+    start = 0
+    for name, kept in outputs.items():
+        yield name, kept, slice(start, start + kept.size)
+        start += kept.size
 
 
 def rows_by_part(groups: int, sizes: Sequence[int]) -> list[Tensor]:

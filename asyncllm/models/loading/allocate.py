@@ -13,7 +13,7 @@ from asyncllm.kernels.gpu import Gpu, gpu_of
 from asyncllm.kernels.support import obstacle
 from asyncllm.kernels.types import FP8_BLOCK, MXFP4_BLOCK, packed_block
 from asyncllm.models.base import CausalLM
-from asyncllm.models.layers.linear import FusedLinear, Linear, RowLinear
+from asyncllm.models.layers.linear import FusedLinear, Linear, MixedLinear, RowLinear
 from asyncllm.models.layers.moe import Experts, SparseMoE
 from asyncllm.models.layers.parameter import Placement
 from asyncllm.models.loading.quantized_tensors import Fp8Layout, Int4Layout, Layout, Mxfp4Layout
@@ -56,6 +56,11 @@ def allocate(model: CausalLM, place: Placement, layout_of: LayoutOf, keep: Kept 
     """Allocate the weights of projections and experts; the model was made with ``place``."""
     _set_shared_apart(model, layout_of)
     for projection, modules in _projections(model):
+        if isinstance(projection, MixedLinear):
+            first = [name for name in modules if name.rpartition(".")[2] not in projection.last]
+            if keep == "all" and any(layout_of(n, projection.weight.shape[1]) for n in first):
+                projection.set_apart(place)
+                modules = first
         size, depth = projection.weight.shape
         layouts = {layout_of(name, depth) for name in modules}
         weight = None
@@ -202,14 +207,14 @@ def dummy_layout(quantization: Quantization) -> LayoutOf:
     return layout_of
 
 
-def _projections(model: CausalLM) -> Iterator[tuple[Linear | FusedLinear, dict[str, int]]]:
-    """The projections, each with its modules in the checkpoint and their output features."""
+def _projections(model: CausalLM) -> Iterator[tuple[Linear | FusedLinear, list[str]]]:
+    """The projections, each with its modules in the checkpoint."""
     for path, module in list(model.named_modules()):
         if isinstance(module, FusedLinear):
             around = path.rpartition(".")[0]
-            yield module, {f"{around}.{name}": kept.size for name, kept in module.outputs.items()}
+            yield module, [f"{around}.{name}" for name in module.outputs]
         elif isinstance(module, Linear):
-            yield module, {path: module.weight.shape[0]}
+            yield module, [path]
 
 
 def _bounds(projection: Linear | FusedLinear) -> list[int]:

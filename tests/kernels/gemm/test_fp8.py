@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 from asyncllm.kernels import linear as in_torch
 from asyncllm.kernels.norm import rms_norm
 from asyncllm.kernels.triton.gemm.fp8 import Tile, fp8_skinny, quantize_rows
-from asyncllm.kernels.triton.gemm.linear import linear
+from asyncllm.kernels.triton.gemm.linear import linear, linear_with_rest
 from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.types import FP8_BLOCK, FP8_MAX, Fp8Matrix, Norm
 from tests.support.kernels.device import DEVICE, needs_fp8, on_hopper
@@ -83,6 +83,19 @@ def test_norm_and_activation(blocked: bool, rows: int, offset: float | None) -> 
     norm = Norm(torch.randn(384, device=DEVICE).to(x.dtype), 1e-6, offset)
     expected = in_torch.linear.reference(x, matrix, norm=norm, act="silu")
     assert_near(linear(x, matrix, norm=norm, act="silu"), expected)
+
+
+@pytest.mark.parametrize(("columns", "rest"), [(384, 5), (2304, 8)])
+@pytest.mark.parametrize("offset", [None, 1.0])
+def test_rows_in_16_bits_beside(columns: int, rest: int, offset: float | None) -> None:
+    x = random_rows(1, columns, torch.bfloat16)
+    matrix = random_matrix(40, columns, blocked=True)
+    weight = torch.randn(rest, columns, device=DEVICE).to(x.dtype)
+    norm = Norm(torch.randn(columns, device=DEVICE).to(x.dtype), 1e-6, offset)
+    got = linear_with_rest(x, matrix, weight, norm=norm)
+    expected = in_torch.linear_with_rest.reference(x, matrix, weight, norm=norm)
+    for part, wanted in zip(got, expected, strict=True):
+        assert_near(part, wanted)
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -18,9 +18,10 @@ from asyncllm.kernels.gpu import gpu_of
 from asyncllm.kernels.triton.codes import fp8_numbers
 from asyncllm.kernels.triton.gemm.epilogue import dot, weight_rows, write
 from asyncllm.kernels.triton.gemm.fp8_tiles import fp8_tiles
+from asyncllm.kernels.triton.gemm.gemv import two_rows
 from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
-from asyncllm.kernels.tuning import choose_fp8_tile, fp8_rows
+from asyncllm.kernels.tuning import choose_fp8_gemv_tile, choose_fp8_tile, fp8_rows
 from asyncllm.kernels.types import FP8_BLOCK, FP8_MAX, Fp8Matrix, Norm
 
 #: Columns of a product, those of a block of scales.
@@ -132,22 +133,6 @@ def choose_tile(size: int) -> Tile:
     return Tile(32, 4, 3) if size >= 16384 else Tile(16, 4, 5)
 
 
-class GemvTile(NamedTuple):
-    """Of a program for one row: rows of the weight, columns that are loaded at once, warps."""
-
-    rows: int
-    columns: int
-    warps: int
-
-
-def choose_gemv_tile(weight: Fp8Matrix) -> GemvTile:
-    """The measured best; columns beyond the weight's cost as much as others."""
-    columns = weight.data.shape[1]
-    if not weight.is_blocked or (columns > 4096 and columns % 4096):
-        return GemvTile(4, 2048, 4)
-    return GemvTile(8, 2048, 4) if columns <= 4096 else GemvTile(4, 4096, 8)
-
-
 @triton.jit
 def _fp8_gemv(
     out,  # [1, N], or [1, N / 2] if gated; also the residual
@@ -156,10 +141,13 @@ def _fp8_gemv(
     scale,  # float32 [N], or [ceil(N / 128), ceil(K / 128)]
     bias,  # [N]
     gain,  # [K]
+    rest,  # [REST, K], in the dtype of x
+    rest_out,  # [1, REST]
     N,
     K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    REST: tl.constexpr,
     BLOCKED: tl.constexpr,
     NORM: tl.constexpr,
     EPS: tl.constexpr,
@@ -173,7 +161,14 @@ def _fp8_gemv(
     CHUNKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     BLOCKS: tl.constexpr = (K + 127) // 128
     PIECES: tl.constexpr = BLOCK_K // 16  # of 16 bytes, which a thread loads at once
-    tile = tl.program_id(0)
+    RESTS: tl.constexpr = (REST + 1) // 2
+    tile = tl.program_id(0) - RESTS
+    if RESTS > 0:  # noqa: SIM102 (the inner condition is no constant)
+        if tile < 0:
+            two_rows(
+                rest_out, x, rest, gain, tile + RESTS, REST, K, BLOCK_K, NORM, EPS, OFFSET, PDL
+            )
+            return
     rows = weight_rows(tl.arange(0, ROWS), tile, N, BLOCK_N, ACT is not None)
     k = tl.arange(0, BLOCK_K)
     weights: tl.tuple = ()
@@ -221,17 +216,22 @@ def _fp8_gemv(
 _launch_gemv = Launcher(_fp8_gemv)
 
 
-def fp8_gemv(p: Projection[Fp8Matrix]) -> Tensor:
-    """For one row of x, on the CUDA cores: a program requests its whole weight before it waits."""
+def fp8_gemv(p: Projection[Fp8Matrix], rest: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """For one row of x, on the CUDA cores: a program requests its whole weight before it waits.
+
+    Args:
+        rest: a weight in the dtype of x and its output, which other programs of the launch fill.
+    """
     weight = p.weight
     out = p.output()
     size, columns = weight.data.shape
-    tile = choose_gemv_tile(weight)
+    tile = choose_fp8_gemv_tile(columns, blocked=weight.is_blocked)
     block_n = tile.rows if p.act is None else tile.rows // 2
+    count = 0 if rest is None else len(rest[0])
     _launch_gemv(
-        (cdiv(out.shape[1], block_n), 1, 1),
-        (out, p.x, *weight, p.bias, p.gain, size),
-        (columns, block_n, tile.columns, weight.is_blocked, *p.prologue, *p.epilogue),
+        (cdiv(out.shape[1], block_n) + cdiv(count, 2), 1, 1),
+        (out, p.x, *weight, p.bias, p.gain, *(rest or (None, None)), size),
+        (columns, block_n, tile.columns, count, weight.is_blocked, *p.prologue, *p.epilogue),
         tile.warps,
     )
     return out

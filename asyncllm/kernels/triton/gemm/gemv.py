@@ -92,6 +92,49 @@ def _gemv(
     tl.store(out_at, y.to(out.dtype.element_ty), is_output)
 
 
+@triton.jit
+def two_rows(
+    out,  # [1, N]
+    x,  # [1, K]
+    weight,  # [N, K], in the dtype of x
+    gain,  # [K]
+    tile,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    NORM: tl.constexpr,
+    EPS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """What a program computes that belongs to a launch of another kernel: two outputs."""
+    CHUNKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    rows = 2 * tile + tl.arange(0, 2)
+    k = tl.arange(0, BLOCK_K)
+    weights: tl.tuple = ()
+    for i in tl.static_range(CHUNKS):
+        at = weight + rows[:, None] * K + (i * BLOCK_K + k)[None, :]
+        inside = (rows < N)[:, None] & (i * BLOCK_K + k < K)[None, :]
+        weights += (tl.load(at, inside, other=0.0),)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    products = tl.zeros([2, BLOCK_K], tl.float32)
+    squares = tl.zeros([BLOCK_K], tl.float32)
+    for i in tl.static_range(CHUNKS):
+        inside = i * BLOCK_K + k < K
+        here = tl.load(x + i * BLOCK_K + k, inside, other=0.0).to(tl.float32)
+        if NORM:
+            squares += here * here
+            factor = tl.load(gain + i * BLOCK_K + k, inside, other=0.0).to(tl.float32)
+            here *= (1.0 + factor) if OFFSET else factor
+        products += weights[i].to(tl.float32) * here[None, :]
+    y = tl.sum(products, axis=1)
+    if NORM:
+        y *= tl.rsqrt(tl.sum(squares) / K + EPS)
+    tl.store(out + rows, y.to(out.dtype.element_ty), rows < N)
+
+
 _launch = Launcher(_gemv)
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.kernels.gpu import gpu_of
-from asyncllm.kernels.triton.gemm.fp8 import fp8_linear
+from asyncllm.kernels.triton.gemm.fp8 import fp8_gemv, fp8_linear
 from asyncllm.kernels.triton.gemm.gemv import gemv
 from asyncllm.kernels.triton.gemm.int4 import int4_linear
 from asyncllm.kernels.triton.gemm.projection import Projection, cublas_linear
@@ -64,6 +64,16 @@ def linear(
     p = Projection(x, weight, bias, norm, residual, act, dtype)
     tile = _choose(p) if 0 < len(x) <= MAX_ROWS else None
     return cublas_linear(p) if tile is None else project(tile, p)
+
+
+def linear_with_rest(
+    x: Tensor, weight: Weight, rest: Tensor, *, norm: Norm | None = None
+) -> tuple[Tensor, Tensor]:
+    """See ``kernels.linear.linear_with_rest``."""
+    if isinstance(weight, Fp8Matrix) and len(x) == 1:
+        y = x.new_empty(1, len(rest))
+        return fp8_gemv(Projection(x, weight, norm=norm), (rest, y)), y
+    return linear(x, weight, norm=norm), linear(x, rest, norm=norm)
 
 
 def _choose(p: Projection[Tensor]) -> Tile | None:
