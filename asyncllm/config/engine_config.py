@@ -17,6 +17,7 @@ from asyncllm.types.sampling_defaults import check_overrides
 from asyncllm.types.validate import Form, Range, check_fields, check_tcp_endpoint
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+StateDType = Literal["auto", "float32", "bfloat16"]
 LoadFormat = Literal["auto", "dummy"]
 AttentionName = Literal["auto", "triton", "flashinfer", "sdpa"]
 PolicyName = Literal["fair", "aged", "fcfs", "longest"]
@@ -103,6 +104,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "model",
         ),
     ] = None
+    mamba_ssm_cache_dtype: Annotated[
+        StateDType,
+        doc(
+            "type of the recurrent states of models that have them; auto is float32. With bfloat16 "
+            "they take half of the memory, and reading and writing them half of the time, but each "
+            "step rounds them",
+            "memory",
+        ),
+    ] = "auto"
     load_format: Annotated[
         LoadFormat,
         doc("dummy fills in random weights instead of loading them", "for developers"),
@@ -286,6 +296,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         few = f"must leave every one of max_num_seqs ({rows}) its decode token"
         param = "max_num_batched_tokens"
         need(budget is None or budget >= rows, param, f"{param} ({budget}) {few}")
+
+    @property
+    def model_overrides(self) -> dict[str, Any]:
+        """What replaces values of config.json: ``hf_overrides``, and options that are such."""
+        given = {"mamba_ssm_cache_dtype": self.mamba_ssm_cache_dtype}
+        asked = {name: value for name, value in given.items() if value != "auto"}
+        return {**(self.hf_overrides or {}), **asked}
 
     @property
     def gpu(self) -> int | None:

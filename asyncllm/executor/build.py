@@ -178,6 +178,7 @@ def _build(
             if on_device.type == "cuda":
                 sampler.warm_up(dtype)
                 table.warm_up()
+                states.warm_up(device.upload)
             eager = EagerForward(model, backend, states, sampler, table, limits.page_size, device)
             graphed = _captured(config, eager, limits, ranks)
         runner = ModelRunner(graphed or eager, sampler, table, copier, states, device)

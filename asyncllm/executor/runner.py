@@ -166,7 +166,7 @@ class ModelRunner:
         """
         t_launch = time.perf_counter()
         # States first: copies from the host replace what these may read.
-        self._states.copy(unpack(plan.state_copies, 2))
+        self._states.copy(unpack(plan.state_copies, 2), self._device.upload)
         self._copier.launch(plan.step, unpack(plan.copies, 3))
         rows = unpack(plan.rows, 3)
         # The table first: if anything below fails, the rows of the next step, which may be planned

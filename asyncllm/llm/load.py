@@ -79,7 +79,7 @@ async def load(
         ModelError: the model cannot be found or served; the message says why.
     """
     template_source, folder, text_folder = await _find_files(config)
-    spec = read_spec(folder, config.hf_overrides, config.quantization)
+    spec = read_spec(folder, config.model_overrides, config.quantization)
     num_machines = 1 if machines is None else machines.count
     await run_in_daemon(check_early, config, folder, text_folder, spec, num_machines)
     defaults = _default_params(spec, config)
@@ -185,7 +185,7 @@ def _publish(cache: KVCacheManager, kv_events: KVEventPublisher) -> None:
 async def load_replicas(config: EngineConfig) -> Loaded:
     """Replicas in processes of their own; texts become tokens here. Raises like ``load``."""
     template_source, folder, text_folder = await _find_files(config)
-    spec = read_spec(folder, config.hf_overrides, config.quantization)
+    spec = read_spec(folder, config.model_overrides, config.quantization)
     await run_in_daemon(check_early, config, folder, text_folder, spec)
     parts = _default_params(spec, config), read_embedding_params(folder)
     text = await run_in_daemon(_load_text, text_folder, config, template_source)

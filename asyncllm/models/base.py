@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from asyncllm.attention.base import ForwardBatch
 from asyncllm.kernels.types import AttentionSpec
-from asyncllm.models.config.base import StateShape
 from asyncllm.models.layers.embedding import OutputProjection
 from asyncllm.models.layers.moe import SparseMoE
 from asyncllm.models.layers.parameter import Packed, Stored
 from asyncllm.models.quant.place import Place
 from asyncllm.models.quant.weight import QuantizedWeight
+from asyncllm.models.state import StateShape
 
 
 class CausalLM(nn.Module, ABC):

@@ -20,7 +20,7 @@ SAME: Final = (
     *("default_chat_template_kwargs", "generation_config", "override_generation_config"),
     *("reasoning_parser", "dtype", "load_format", "quantization", "hf_overrides", "max_model_len"),
     *("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "device", "host", "port"),
-    *("api_key", "served_model_name"),
+    *("api_key", "served_model_name", "mamba_ssm_cache_dtype"),
 )
 
 #: Short forms of these.
@@ -97,8 +97,8 @@ _NOT_NEEDED: Final = {
         "override-attention-dtype use-fp64-gumbel! enable-cumem-allocator! "
         "disable-custom-all-reduce!"
     ),
-    "no model with such layers is served": (
-        "mamba-backend mamba-cache-dtype mamba-ssm-cache-dtype mamba-block-size mamba-cache-mode "
+    "recurrent layers have one kind of kernels, and the scheduler owns their states": (
+        "mamba-backend mamba-cache-dtype mamba-block-size mamba-cache-mode "
         "enable-mamba-cache-stochastic-rounding! mamba-cache-philox-rounds gdn-prefill-backend"
     ),
     "--tp divides each expert among its GPUs; those of --dp share no experts": (

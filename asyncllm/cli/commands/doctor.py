@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 #: The options of serving that change what fits or how fast it is.
 OPTIONS: Final = (
     *("revision", "download_dir", "hf_overrides", "quantization", "dtype", "max_model_len"),
+    "mamba_ssm_cache_dtype",
     "kv_cache_tokens",
     *("gpu_memory_utilization", "page_size", "max_num_seqs", "max_num_batched_tokens"),
     *("prefill_chunk", "itl_target_ms"),
@@ -99,8 +100,9 @@ examples:
     parser.add_argument(
         "--quality",
         action="store_true",
-        help="plan nothing, but run the quantised model and that in 16 bits on this machine, one "
-        "after the other, and print how far their logprobs are apart",
+        help="plan nothing, but run the quantised model (or that with states in bfloat16) and that "
+        "in 16 bits on this machine, one after the other, and print how far their logprobs are "
+        "apart",
     )
     parser.add_argument(
         "--prompts",
@@ -208,9 +210,17 @@ def _report_quality(args: argparse.Namespace, config: EngineConfig, spec: ModelS
         usage_error(
             args, "--quality runs the model here: --gpu, --load, --dp or several --tp do not"
         )
-    if spec.quantization is None:
-        usage_error(args, "--quality is of a quantised model: this one needs --quantization fp8")
-    if args.reference is None and not spec.quantization.while_loading:
+    rounds_states = config.mamba_ssm_cache_dtype == "bfloat16"
+    if rounds_states and not spec.state_bytes(0):
+        usage_error(args, "--mamba-ssm-cache-dtype: the model has no recurrent states")
+    is_stored = spec.quantization is not None and not spec.quantization.while_loading
+    if spec.quantization is None and not rounds_states:
+        usage_error(
+            args,
+            "--quality is of a quantised model, or of rounded states: this one needs "
+            "--quantization fp8 or --mamba-ssm-cache-dtype bfloat16",
+        )
+    if args.reference is None and is_stored and not rounds_states:
         usage_error(args, "the model is quantised: --reference names the same in 16 bits")
 
     import asyncio
@@ -222,7 +232,10 @@ def _report_quality(args: argparse.Namespace, config: EngineConfig, spec: ModelS
     from asyncllm.llm.load import name_of
 
     quantized = msgspec.structs.replace(config, tp=args.tps[0])
-    reference = msgspec.structs.replace(quantized, quantization=None)
+    if rounds_states:  # after each token, as while an answer is generated
+        quantized = msgspec.structs.replace(quantized, prefill_chunk=1)
+    exact = "auto" if rounds_states else config.mamba_ssm_cache_dtype
+    reference = msgspec.structs.replace(quantized, quantization=None, mamba_ssm_cache_dtype=exact)
     if args.reference is not None:
         reference = msgspec.structs.replace(reference, model=args.reference, revision=None)
         if _model(reference)[1].quantization is not None:
@@ -233,9 +246,13 @@ def _report_quality(args: argparse.Namespace, config: EngineConfig, spec: ModelS
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(found)).decode())
     else:
-        method, model = spec.quantization.method, name_of(config.model)
+        is_same = spec.quantization is None or (is_stored and args.reference is None)
+        method = None if is_same else spec.weight_format
+        tested = "" if method is None else f" in {method}"
+        tested += " with states in bfloat16" if rounds_states else ""
+        other = "with states in float32" if is_same else "in 16 bits or more"
         print(
-            f"{model} in {method} beside {name_of(reference.model)} in 16 bits or more, "
+            f"{name_of(config.model)}{tested} beside {name_of(reference.model)} {other}, "
             f"{found.tokens:,} tokens of {len(prompts)} texts:\n"
             f"difference of logprobs  mean {found.mean:.4f}, p99 {found.p99:.4f}\n"
             f"same likeliest token    {100 * found.same:.2f} %"
@@ -250,7 +267,7 @@ def _model(config: EngineConfig) -> tuple[Path, ModelSpec]:
 
     where = config.download_dir
     folder = resolve_folder(config.model, config.revision, where, weights=False)
-    return folder, read_spec(folder, config.hf_overrides, config.quantization)
+    return folder, read_spec(folder, config.model_overrides, config.quantization)
 
 
 # -- the table -------------------------------------------------------------------------------------

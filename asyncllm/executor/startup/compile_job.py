@@ -28,6 +28,7 @@ from asyncllm.version import __version__
 OPTIONS = (
     "hf_overrides",
     "quantization",
+    "mamba_ssm_cache_dtype",
     "attention",
     "max_model_len",
     "page_size",

@@ -88,7 +88,7 @@ def compile_kernels(job: CompileJob, progress: Callable[[int], None]) -> int:
     if gpu.capability < MIN_CAPABILITY:
         job.record([])
         return 0
-    spec = read_spec(Path(job.folder), job.config.hf_overrides, job.config.quantization)
+    spec = read_spec(Path(job.folder), job.config.model_overrides, job.config.quantization)
     with compiler_pool(gpu, Path(job.cache)) as pool:
         futures = []
 

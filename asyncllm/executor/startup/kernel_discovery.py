@@ -93,6 +93,7 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
     eager = EagerForward(model, backend, states, sampler, table, page_size, device)
     sampler.warm_up(dtype)
     table.warm_up()
+    states.warm_up(device.upload)
     size = StepSize(max_rows, step_tokens(config, "cuda"), length, most_captured, page_size)
     for step in largest_steps(size, spec.vocab_size, table, sampler):
         eager(step)

@@ -53,7 +53,7 @@ def step_memory(folder: Path, config: EngineConfig, dtype: torch.dtype, gpu: Gpu
 
 
 def _step_memory(folder: Path, config: EngineConfig, dtype: torch.dtype, gpu: Gpu) -> StepMemory:
-    spec, device = read_spec(folder, config.hf_overrides, config.quantization), MetaDevice()
+    spec, device = read_spec(folder, config.model_overrides, config.quantization), MetaDevice()
     meta, length, page_size = device.torch_device, wanted_length(config, spec), config.page_size
     ranks, max_rows = Apart(0, config.tp), config.max_num_seqs
     keep: Kept = (

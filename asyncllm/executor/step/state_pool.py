@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from asyncllm.attention.base import StepStates
+from asyncllm.kernels.recurrent.states import copy_states
 from asyncllm.kernels.types.recurrent import LayerState, StateRows
 from asyncllm.kernels.upload import Upload, upload_aligned
-from asyncllm.models.config.base import StateShape
+from asyncllm.models.state import StateShape
 
 
 class StatePool:
@@ -30,7 +31,7 @@ class StatePool:
 
     Attributes:
         inputs: [slots + 1, elements of all layers' inputs].
-        matrices: float32 [slots + 1, elements of all layers' matrices].
+        matrices: [slots + 1, elements of all layers' matrices], in the shapes' dtype.
     """
 
     def __init__(
@@ -44,7 +45,8 @@ class StatePool:
         shapes = states.values()
         sizes = [shape.num_inputs for shape in shapes], [shape.num_elements for shape in shapes]
         self.inputs = torch.zeros(count, sum(sizes[0]), dtype=dtype, device=device)
-        self.matrices = torch.zeros(count, sum(sizes[1]), dtype=torch.float32, device=device)
+        of_matrices = next((getattr(torch, shape.dtype) for shape in shapes), torch.float32)
+        self.matrices = torch.zeros(count, sum(sizes[1]), dtype=of_matrices, device=device)
         starts = (accumulate(part, initial=0) for part in sizes)
         self._layers = {
             layer: self._layer(shape, *start)
@@ -63,11 +65,15 @@ class StatePool:
         """See ``StateStore``."""
         return self._layers[index]
 
-    def copy(self, copies: np.ndarray) -> None:
-        """Copy states, in order with the steps: int [k, 2] of (source, destination) slots."""
-        for source, destination in copies.tolist():
-            self.inputs[destination].copy_(self.inputs[source])
-            self.matrices[destination].copy_(self.matrices[source])
+    def copy(self, copies: np.ndarray, upload: Upload) -> None:
+        """Copy states, in order with the steps: int32 [k, 2] of (source, destination) slots."""
+        if len(copies):
+            copy_states(self.inputs, self.matrices, upload(copies.copy()))
+
+    def warm_up(self, upload: Upload) -> None:
+        """Compile what ``copy`` launches."""
+        if self._layers:
+            self.copy(np.zeros((1, 2), dtype=np.int32), upload)
 
     def bytes_of(self, slot: int) -> tuple[Tensor, Tensor]:
         """All bytes of a slot, in two parts; uint8 [bytes] each."""

@@ -102,7 +102,7 @@ def _run(settings: PeerSettings, status: PeerStatus, reports: ReportLine) -> Non
         return ranks
 
     folder = Path(team.folder)
-    spec = read_spec(folder, team.config.hf_overrides, team.config.quantization)
+    spec = read_spec(folder, team.config.model_overrides, team.config.quantization)
     worker = build_worker(
         team.config, folder, spec, rank=rank, ranks_here=team.count, join=join_others
     )

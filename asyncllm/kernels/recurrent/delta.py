@@ -52,7 +52,8 @@ def gated_delta_net(
     g = -net.decay.float().exp() * F.softplus(a + net.step_bias.float())
     out = torch.zeros(v.shape, dtype=torch.float32, device=v.device)
     for slot, start, first, end in rows.on_host():
-        before = state.matrices[slot] if start > 0 else torch.zeros_like(state.matrices[slot])
+        before = state.matrices[slot].float()
+        before = before if start > 0 else torch.zeros_like(before)
         queries, keys, values, weights, decays = (
             part[first:end].transpose(0, 1) for part in (q, k, v, beta, g)
         )

@@ -45,7 +45,8 @@ def mamba(x: Tensor, net: Mamba, state: LayerState, rows: StateRows) -> Tensor:
     g = -net.decay.exp() * step
     out = torch.zeros_like(v)
     for slot, start, first, end in rows.on_host():
-        before = state.matrices[slot] if start > 0 else torch.zeros_like(state.matrices[slot])
+        before = state.matrices[slot].float()
+        before = before if start > 0 else torch.zeros_like(before)
         queries, keys, values, decays = (
             part[first:end].transpose(0, 1) for part in (q, k, v * step.unsqueeze(2), g)
         )

@@ -20,7 +20,8 @@ class LayerState(NamedTuple):
         inputs: [slots, width, channels], the last ones of the short convolution: that of position p
             at p % width. So a token's input replaces none that the token itself needs, and programs
             that share channels need not wait for each other.
-        matrices: float32 [slots, heads, keys, values]; None in layers that have none.
+        matrices: [slots, heads, keys, values] in float32, or in bfloat16, to which they are rounded
+            after each step; None in layers that have none.
     """
 
     inputs: Tensor

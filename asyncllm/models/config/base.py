@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from asyncllm.errors import ModelError
 from asyncllm.models.rope import RopeConfig
+from asyncllm.models.state import STATE_BYTES, StateShape
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
@@ -42,38 +43,12 @@ def check_activation(name: str) -> None:
         raise ModelError(f"activation {name!r} is not supported; {supported} are")
 
 
-class StateShape(NamedTuple):
-    """What a recurrent layer keeps of one sequence, whatever its length.
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of every family.
 
     Attributes:
-        channels, width: of its short convolution, which sees ``width`` tokens: their inputs, in the
-            model's dtype.
-        heads, keys, values: a float32 matrix [keys, values] of each head; none with 0 heads.
+        mamba_ssm_cache_dtype: see ``state_dtype``.
     """
-
-    channels: int
-    width: int
-    heads: int = 0
-    keys: int = 0
-    values: int = 0
-
-    @property
-    def num_inputs(self) -> int:
-        """Elements of the inputs."""
-        return self.channels * self.width
-
-    @property
-    def num_elements(self) -> int:
-        """Elements of the matrices."""
-        return self.heads * self.keys * self.values
-
-    def num_bytes(self, itemsize: int) -> int:
-        """Of the whole state, in a model whose numbers have that many bytes."""
-        return self.num_inputs * itemsize + 4 * self.num_elements
-
-
-class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of every family."""
 
     vocab_size: VocabSize
     hidden_size: Size
@@ -83,6 +58,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     tie_word_embeddings: bool = False
     is_causal: bool = True
     use_bidirectional_attention: bool | str | None = None
+    mamba_ssm_cache_dtype: str | None = None
 
     def __post_init__(self) -> None:
         # "vision": among the tokens of an image only.
@@ -93,6 +69,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     def more_params(self) -> tuple[int, int]:
         """Weights besides attention, MLPs, experts and vocabulary: in matmuls, and in tables."""
         return 0, 0
+
+    @property
+    def state_dtype(self) -> str:
+        """``StateShape.dtype``; float32 unless config.json or an option asks for bfloat16."""
+        asked = self.mamba_ssm_cache_dtype
+        return "float32" if asked is None or asked not in STATE_BYTES else asked
 
     def state(self, layer: int) -> StateShape | None:
         """The recurrent state of a layer; None if it has none."""

@@ -13,10 +13,10 @@ from asyncllm.models.config.base import (
     MoeConfig,
     Size,
     SizeOrZero,
-    StateShape,
     Width,
 )
 from asyncllm.models.rope import RopeConfig
+from asyncllm.models.state import StateShape
 
 
 class GraniteConfig(MoeConfig, frozen=True, kw_only=True):
@@ -116,6 +116,7 @@ class GraniteHybridConfig(GraniteMoeConfig, frozen=True, kw_only=True):
             heads=self.mamba_n_heads,
             keys=self.mamba_d_state,
             values=inner // self.mamba_n_heads,
+            dtype=self.state_dtype,
         )
 
     def rope(self, layer: int) -> RopeConfig | None:

@@ -11,9 +11,9 @@ from asyncllm.models.config.base import (
     Experts,
     MoeConfig,
     Size,
-    StateShape,
     Width,
 )
+from asyncllm.models.state import StateShape
 
 CONVOLUTION = "conv"
 

@@ -13,9 +13,9 @@ from asyncllm.models.config.base import (
     MoeConfig,
     Size,
     SizeOrZero,
-    StateShape,
     Width,
 )
+from asyncllm.models.state import StateShape
 
 
 class Qwen3NextConfig(MoeConfig, frozen=True, kw_only=True):
@@ -72,6 +72,7 @@ class Qwen3NextConfig(MoeConfig, frozen=True, kw_only=True):
             heads=self.linear_num_value_heads,
             keys=self.linear_key_head_dim,
             values=self.linear_value_head_dim,
+            dtype=self.state_dtype,
         )
 
     def layer_type(self, layer: int) -> str:

@@ -9,9 +9,8 @@ from asyncllm.attention.base import ForwardBatch
 from asyncllm.kernels.recurrent.delta import gated_delta_net
 from asyncllm.kernels.types import Norm
 from asyncllm.kernels.types.recurrent import DeltaNet
-from asyncllm.models.config.base import StateShape
 from asyncllm.models.config.qwen3_next import Qwen3NextConfig
-from asyncllm.models.layers.linear import FusedLinear, Kept, RowLinear, rows_by_part
+from asyncllm.models.layers.linear import Kept, MixedLinear, RowLinear, rows_by_part
 from asyncllm.models.layers.norm import RMSNorm
 from asyncllm.models.layers.parameter import Placement
 from asyncllm.models.layers.recurrent import HeadNumbers, RecurrentLayer, ShortConvolution
@@ -51,15 +50,15 @@ class GatedDeltaNet(RecurrentLayer):
         else:
             inputs, orders = {"in_proj_qkv": channels, "in_proj_z": values}, {}
             gates = {"in_proj_b": heads, "in_proj_a": heads}
-        self.in_proj = FusedLinear(hidden, inputs, place, orders=orders)
-        self.gate_proj = FusedLinear(hidden, gates, place, orders=orders)
+        self.in_proj = MixedLinear(hidden, inputs, gates, place, orders=orders)
         self.conv1d = ShortConvolution(channels, config.linear_conv_kernel_dim, place)
         self.numbers = HeadNumbers(heads, ("A_log", "dt_bias"), place)
         self.norm = RMSNorm(value_dim, config.rms_norm_eps, place)
         self.out_proj = RowLinear(values, hidden, place)
         self.sizes = own, heads.size, key_dim, value_dim
-        width = config.linear_conv_kernel_dim
-        self.state = StateShape(channels.size, width, heads.size, key_dim, value_dim)
+        state = config.state(layer)
+        assert state is not None
+        self.state = state._replace(channels=channels.size, heads=heads.size)
 
     def forward(
         self,
@@ -78,7 +77,7 @@ class GatedDeltaNet(RecurrentLayer):
             self.norm.weight,
             self.norm.eps,
         )
-        inputs, gates = self.in_proj(x, norm=norm), self.gate_proj(x, norm=norm)
+        inputs, gates = self.in_proj(x, norm=norm)
         mixed = gated_delta_net(inputs, gates, net, *batch.recurrent(self.layer))
         out: Tensor = self.out_proj(batch.needed(mixed), residual=residual)
         return out

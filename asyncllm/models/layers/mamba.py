@@ -11,11 +11,11 @@ from asyncllm.errors import ModelError
 from asyncllm.kernels.recurrent.mamba import mamba
 from asyncllm.kernels.types import Norm
 from asyncllm.kernels.types.recurrent import Mamba
-from asyncllm.models.config.base import StateShape
 from asyncllm.models.layers.linear import FusedLinear, Kept, RowLinear
 from asyncllm.models.layers.norm import RMSNorm, SharedRMSNorm
 from asyncllm.models.layers.parameter import Placement
 from asyncllm.models.layers.recurrent import HeadNumbers, RecurrentLayer, ShortConvolution
+from asyncllm.models.state import StateShape
 
 
 class MambaLayer(RecurrentLayer):

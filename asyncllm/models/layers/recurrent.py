@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from asyncllm.attention.base import ForwardBatch
 from asyncllm.kernels.recurrent.convolution import short_convolution
 from asyncllm.kernels.types import Norm
-from asyncllm.models.config.base import StateShape
 from asyncllm.models.layers.linear import FusedLinear, Kept, RowLinear
 from asyncllm.models.layers.parameter import Packed, Placement, Stored
 from asyncllm.models.quant.place import Place
+from asyncllm.models.state import StateShape
 
 
 class RecurrentLayer(nn.Module, ABC):

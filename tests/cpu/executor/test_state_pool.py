@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from asyncllm.executor.step.state_pool import StatePool
-from asyncllm.models.config.base import StateShape
 from asyncllm.models.families.qwen3_next import Qwen3_5ForCausalLM
 from asyncllm.models.loading.loader import load_model
 from asyncllm.models.spec import read_spec
+from asyncllm.models.state import StateShape
 from tests.support.models import tiny_models
 from tests.support.models.dense_attention import DenseBackend, step
 
@@ -43,10 +43,10 @@ def test_copies_happen_in_order() -> None:
     for slot in range(6):
         states.inputs[slot] = slot
         states.matrices[slot] = slot
-    states.copy(np.array([(1, 2), (2, 3), (5, 2), (4, 1)], dtype=np.int32))
+    states.copy(np.array([(1, 2), (2, 3), (5, 2), (4, 1)], dtype=np.int32), torch.from_numpy)
     assert states.inputs[:, 0].tolist() == [0, 4, 5, 1, 4, 5]
     assert states.matrices[:, -1].tolist() == [0, 4, 5, 1, 4, 5]
-    states.copy(np.empty((0, 2), dtype=np.int32))
+    states.copy(np.empty((0, 2), dtype=np.int32), torch.from_numpy)
 
 
 def test_models_without_recurrent_layers_have_none() -> None:

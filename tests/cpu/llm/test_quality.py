@@ -10,7 +10,7 @@ import pytest
 from asyncllm.__main__ import main
 from asyncllm.lab.quality import compare
 from asyncllm.types import PromptLogprob
-from tests.support.models import quantized
+from tests.support.models import quantized, tiny_models
 from tests.support.text import tokenizers as tokenizers_for_tests
 
 
@@ -62,10 +62,29 @@ def test_a_quantised_checkpoint_beside_what_it_stands_for(
     assert "is quantised itself" in capsys.readouterr().err
 
 
+def test_states_in_16_bits_beside_those_in_32(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tiny_models.make("qwen3_5", tmp_path)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": [5, 6, 7, 8]}\n{"prompt": [9]}\n')
+    (folder / "tokenizer.json").write_text(tokenizers_for_tests.byte_level())
+    command = ["doctor", str(folder), "--quality", "--prompts", str(prompts)]
+    command += ["--mamba-ssm-cache-dtype", "bfloat16"]
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert 1e-4 < found["mean"] < found["p99"] < 0.5
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert "with states in bfloat16 beside" in text
+    assert "with states in float32" in text
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         (["--quality"], "needs --quantization fp8"),
+        (["--quality", "--mamba-ssm-cache-dtype", "bfloat16"], "no recurrent states"),
         (["--quality", "--quantization", "fp8", "--gpu", "h200"], "runs the model here"),
         (["--prompts", "a.txt"], "are for --quality"),
     ],

@@ -39,6 +39,7 @@ class Case:
         sizes: Sizes,
         dtype: torch.dtype = torch.float32,
         padding: tuple[int, int] = (0, 0),
+        states: torch.dtype = torch.float32,
     ):
         heads, dims = (sizes.key_heads, sizes.value_heads), (sizes.key_dim, sizes.value_dim)
         channels = 2 * heads[0] * dims[0] + heads[1] * dims[1]
@@ -58,7 +59,8 @@ class Case:
         storage = self.random(SLOTS, sizes.width * channels + 10, dtype=dtype)
         inputs = storage[:, 8:-2].unflatten(1, (sizes.width, channels))
         matrices = self.random(SLOTS, heads[1] * dims[0] * dims[1] + 4)[:, 4:] * 0.1
-        self.state = LayerState(inputs, matrices.unflatten(1, (heads[1], *dims)))
+        matrices = matrices.to(states).unflatten(1, (heads[1], *dims))
+        self.state = LayerState(inputs, matrices)
         leave_behind(self.state, [0, *(start for start, _ in spans)])
         slots = [*range(1, len(spans) + 1), *([0] * padding[0])]
         starts = [*(start for start, _ in spans), *([0] * padding[0])]
@@ -125,6 +127,11 @@ def test_heads_that_share_keys(heads: tuple[int, int]) -> None:
 def test_16_bits_are_rounded_between_kernels_only(dtype: torch.dtype) -> None:
     Case(ONE_TOKEN[:2], Sizes(), dtype).check(2e-2)
     Case([(0, 66), (3, 1)], Sizes(1, 2), dtype).check(6e-2)
+
+
+def test_states_in_16_bits_are_rounded_after_each_step() -> None:
+    Case(ONE_TOKEN, Sizes(1, 2, 16, 32), states=torch.bfloat16).check(2e-2)
+    Case(PROMPTS, Sizes(1, 1, 16, 16), states=torch.bfloat16).check(2e-2)
 
 
 @pytest.mark.parametrize(("keys", "values"), [(128, 128), (24, 40), (16, 24)])

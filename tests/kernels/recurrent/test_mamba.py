@@ -24,6 +24,7 @@ def check(
     tolerance: float = 2e-5,
     limits: tuple[float, float] = (0.0, math.inf),
     has_bias: bool = True,
+    states: torch.dtype = torch.float32,
 ) -> None:
     """Rows (start, tokens), then padding; sizes: heads, groups, elements of keys and of values."""
 
@@ -38,14 +39,16 @@ def check(
     used = sum(count for _, count in spans)
     one_token = used == len(spans)
     x = random(used + (not one_token) * 3, net.inner + channels + heads, dtype=dtype) * 0.5
-    state = LayerState(random(7, 4, channels, dtype=dtype), random(7, heads, keys, values))
+    state = LayerState(
+        random(7, 4, channels, dtype=dtype), random(7, heads, keys, values, dtype=states)
+    )
     leave_behind(state, [0, *(start for start, _ in spans)])
     offsets = [0, *torch.tensor([count for _, count in spans]).cumsum(0).tolist()]
     parts = [*range(1, len(spans) + 1)], [start for start, _ in spans], offsets
     slots, starts, ends = (torch.tensor(p, dtype=torch.int32, device=DEVICE) for p in parts)
     rows = StateRows(slots, starts, ends, one_token)
     assert state.matrices is not None
-    matrices = state.matrices.clone()
+    matrices = state.matrices.clone().float()
     kept = LayerState(state.inputs.clone().float(), matrices)
     in_float32 = net._replace(
         convolution=net.convolution.float(), bias=None if bias is None else bias.float()
@@ -58,7 +61,7 @@ def check(
     )
     for slot, (start, count) in enumerate(spans, 1):
         torch.testing.assert_close(
-            state.matrices[slot], matrices[slot], rtol=tolerance, atol=tolerance
+            state.matrices[slot].float(), matrices[slot], rtol=tolerance, atol=tolerance
         )
         end = start + count
         assert torch.equal(state.inputs[slot, :end].float(), kept.inputs[slot, :end])
@@ -81,3 +84,8 @@ def test_steps_have_limits() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bits_are_rounded_between_kernels_only(dtype: torch.dtype) -> None:
     check([(0, 10), (5, 1)], dtype=dtype, tolerance=6e-2)
+
+
+def test_states_in_16_bits_are_rounded_after_each_step() -> None:
+    check([(0, 1), (2, 1)], states=torch.bfloat16, tolerance=2e-2)
+    check([(0, 1), (3, 66), (9, 1)], states=torch.bfloat16, tolerance=2e-2)

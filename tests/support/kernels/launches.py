@@ -242,6 +242,7 @@ def added(rows: int) -> Projection[Tensor]:
 def launch_recurrent() -> None:
     from asyncllm.kernels.triton.recurrent.delta import gated_delta_net
     from asyncllm.kernels.triton.recurrent.mamba import mamba
+    from asyncllm.kernels.triton.recurrent.states import copy_states
     from asyncllm.kernels.types.recurrent import DeltaNet, LayerState, Mamba, StateRows
 
     numbers = torch.empty(32)
@@ -251,6 +252,11 @@ def launch_recurrent() -> None:
     gated_delta_net(half(100, 12288), half(100, 64), net, state, rows)
     one_token = StateRows(int32(8), int32(8), int32(9), one_token=True)
     gated_delta_net(half(8, 12288), half(8, 64), net, state, one_token)
+    gated_delta_net(
+        *(half(1, 12288), half(1, 64), net, state._replace(matrices=half(9, 32, 128, 128))),
+        StateRows(int32(1), int32(1), int32(2), one_token=True),
+    )
+    copy_states(half(9, 4 * 8192), torch.empty(9, 32 * 128 * 128), int32(3, 2))
     sizes, of_heads = (48, 1, 128, 64), (numbers, numbers, numbers)
     mamba_net = Mamba(*sizes, half(3328, 4), half(3328), *of_heads, (0.0, float("inf")))
     state = LayerState(half(9, 4, 3328), torch.empty(9, 48, 128, 64))
@@ -300,12 +306,13 @@ def launch_all_gather() -> None:
 
 def launch_fp8() -> None:
     from asyncllm.kernels.triton.gemm.fp8 import quantize_rows
-    from asyncllm.kernels.triton.gemm.linear import linear
+    from asyncllm.kernels.triton.gemm.linear import linear, linear_with_rest
 
     by_row = fp8_matrix(INTERMEDIATE, HIDDEN, blocked=False)
     blocks = fp8_matrix(INTERMEDIATE, HIDDEN, blocked=True)
     linear(half(1, HIDDEN), by_row, norm=norm(HIDDEN), act="silu")
     linear(half(1, HIDDEN), blocks, residual=half(1, INTERMEDIATE))
+    linear_with_rest(half(1, HIDDEN), blocks, half(64, HIDDEN), norm=norm(HIDDEN))
     linear(half(4, HIDDEN), by_row, norm=norm(HIDDEN), act="silu")
     linear(half(4, HIDDEN), blocks, residual=half(4, INTERMEDIATE))
     quantize_rows(half(300, HIDDEN), norm=norm(HIDDEN), blocked=True)

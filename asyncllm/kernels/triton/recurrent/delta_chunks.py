@@ -190,7 +190,7 @@ def _advance(
     place = matrices + slot * MATRIX_STRIDE + head * (KEYS * VALUES)
     place += key[:, None] * VALUES + column
     is_element = (key[:, None] < KEYS) & (column < VALUES)
-    state = tl.load(place, mask=is_element & (tl.load(starts + row) > 0), other=0.0)
+    state = tl.load(place, mask=is_element & (tl.load(starts + row) > 0), other=0.0).to(tl.float32)
     is_key = key[None, :] < KEYS
     j = tl.arange(0, TILE)
     for first in range(begin, end, TILE):
@@ -219,7 +219,7 @@ def _advance(
         tl.store(place_of_result, result.to(dtype), mask=is_value)
         added *= tl.exp(last - total)[:, None]
         state = state * tl.exp(last) + _dot(tl.trans(k), added.to(dtype), PRECISION)
-    tl.store(place, state, mask=is_element)
+    tl.store(place, state.to(matrices.dtype.element_ty), mask=is_element)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

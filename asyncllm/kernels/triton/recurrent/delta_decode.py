@@ -14,21 +14,24 @@ import triton.language as tl
 from torch import Tensor
 
 from asyncllm.kernels.triton.activation import activate
-from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
+from asyncllm.kernels.triton.launch import Launcher, cdiv, multiprocessors, next_power_of_2
+from asyncllm.kernels.triton.recurrent.one_token import (
+    convolved_token,
+    earlier_part,
+    keep_token,
+    softplus,
+)
 from asyncllm.kernels.types.recurrent import UNIT_EPS, DeltaNet, LayerState, StateRows
 
 #: Parts of a head's matrix that ``decode`` goes over, twice each: the second time they are in the
 #: cache. In one part, registers would leave room for one program on a multiprocessor.
 PASSES = 2
+#: Where there are no more programs than that, they request their matrix before they wait, and keep
+#: it: parts and warps.
+FEW = 1, 8
 #: Columns of a head's matrix that a program of ``step`` has, and its warps.
 COLUMNS = 64
 WARPS = 8
-
-
-@triton.jit
-def softplus(x):
-    """log(1 + exp(x)), which is x where exp(x) is large."""
-    return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
 
 
 @triton.jit
@@ -39,58 +42,9 @@ def decay_of(decay, step_bias, gate, head):
 
 
 @triton.jit
-def convolved_token(
-    x,
-    weight,
-    bias,
-    inputs,
-    token,
-    position,
-    slot,
-    first,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROW_STRIDE: tl.constexpr,
-    SLOT_STRIDE: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """SIZE channels from ``first`` on of one token: convolved and activated, float32 [1, BLOCK],
-    and what ``keep_token`` takes. Stores nothing, so that loads do not wait for each other."""
-    column = tl.arange(0, BLOCK)[None, :]
-    channels = first + column
-    exists = column < SIZE
-    new = tl.load(x + token.to(tl.int64) * ROW_STRIDE + channels, mask=exists, other=0.0)
-    weights = weight + channels * WIDTH + WIDTH - 1
-    total = new.to(tl.float32) * tl.load(weights, mask=exists, other=0.0).to(tl.float32)
-    of_slot = inputs + slot * SLOT_STRIDE + channels
-    for back in tl.static_range(1, WIDTH):
-        place = of_slot + (position - back + WIDTH) % WIDTH * CHANNELS
-        old = tl.load(place, mask=exists & (position >= back), other=0.0).to(tl.float32)
-        total += old * tl.load(weights - back, mask=exists, other=0.0).to(tl.float32)
-    if bias is not None:
-        total += tl.load(bias + channels, mask=exists, other=0.0).to(tl.float32)
-    return tl.where(exists, activate(total, "silu"), 0.0), new
-
-
-@triton.jit
-def keep_token(
-    inputs,
-    new,
-    position,
-    slot,
-    first,
-    keeps,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SLOT_STRIDE: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """Keep what ``convolved_token`` has read for the following tokens."""
-    column = tl.arange(0, BLOCK)[None, :]
-    place = inputs + slot * SLOT_STRIDE + position % WIDTH * CHANNELS + first + column
-    tl.store(place, new.to(inputs.dtype.element_ty), mask=(column < SIZE) & keeps)
+def _add_three(a, b, c, d, e, f):
+    """Of ``tl.reduce``, for three sums at once: each alone would have barriers of its own."""
+    return a + d, b + e, c + f
 
 
 @triton.jit
@@ -127,6 +81,7 @@ def _decode(
     KEY_BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
     PASSES: tl.constexpr,
+    EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     head = tl.program_id(0)
@@ -144,6 +99,28 @@ def _decode(
     column = tl.arange(0, VALUE_BLOCK)[None, :]
     is_value = column < VALUES
     matrix = matrices + slot * MATRIX_STRIDE + head * (KEYS * VALUES) + key * VALUES + column
+    first_q = head // GROUP * KEYS
+    first_k = KEY_HEADS * KEYS + first_q
+    first_v = 2 * KEY_HEADS * KEYS + head * VALUES
+    # What follows up to the wait was written before this step began with a kernel that waited.
+    earlier_q = earlier_part(
+        weight, None, inputs, position, slot, first_q, KEYS, KEY_BLOCK,
+        SLOT_STRIDE, CHANNELS, WIDTH,
+    )  # fmt: skip
+    earlier_k = earlier_part(
+        weight, None, inputs, position, slot, first_k, KEYS, KEY_BLOCK,
+        SLOT_STRIDE, CHANNELS, WIDTH,
+    )  # fmt: skip
+    earlier_v = earlier_part(
+        weight, None, inputs, position, slot, first_v, VALUES, VALUE_BLOCK,
+        SLOT_STRIDE, CHANNELS, WIDTH,
+    )  # fmt: skip
+    states: tl.tuple = ()
+    if EARLY:
+        for i in tl.static_range(PASSES):
+            exists = is_value & (i * PART + key < KEYS) & (position > 0)
+            states += (tl.load(matrix + i * PART * VALUES, mask=exists, other=0.0),)
+    factors = tl.load(norm + column, mask=is_value, other=0.0).to(tl.float32)
     if PDL:
         tl.extra.cuda.gdc_wait()
     if count != 1:
@@ -152,47 +129,42 @@ def _decode(
     if slot == 0:
         tl.store(result, tl.zeros([1, VALUE_BLOCK], y.dtype.element_ty), mask=is_value)
         return
-    first_q = head // GROUP * KEYS
-    first_k = KEY_HEADS * KEYS + first_q
-    first_v = 2 * KEY_HEADS * KEYS + head * VALUES
-    q, new_q = convolved_token(
-        x, weight, None, inputs, token, position, slot, first_q, KEYS, KEY_BLOCK,
-        ROW_STRIDE, SLOT_STRIDE, CHANNELS, WIDTH,
-    )  # fmt: skip
-    k, new_k = convolved_token(
-        x, weight, None, inputs, token, position, slot, first_k, KEYS, KEY_BLOCK,
-        ROW_STRIDE, SLOT_STRIDE, CHANNELS, WIDTH,
-    )  # fmt: skip
-    v, new_v = convolved_token(
-        x, weight, None, inputs, token, position, slot, first_v, VALUES, VALUE_BLOCK,
-        ROW_STRIDE, SLOT_STRIDE, CHANNELS, WIDTH,
-    )  # fmt: skip
+    q, new_q = convolved_token(x, earlier_q, token, first_q, KEYS, KEY_BLOCK, ROW_STRIDE)
+    k, new_k = convolved_token(x, earlier_k, token, first_k, KEYS, KEY_BLOCK, ROW_STRIDE)
+    v, new_v = convolved_token(x, earlier_v, token, first_v, VALUES, VALUE_BLOCK, ROW_STRIDE)
     of_token = gates + token.to(tl.int64) * GATE_STRIDE + head
     beta = 1.0 / (1.0 + tl.exp(-tl.load(of_token).to(tl.float32)))
     kept = tl.exp(decay_of(decay, step_bias, tl.load(of_token + HEADS).to(tl.float32), head))
-    factors = tl.load(norm + column, mask=is_value, other=0.0).to(tl.float32)
     z = x + token.to(tl.int64) * ROW_STRIDE + CHANNELS + head * VALUES + column
     gate = tl.load(z, mask=is_value, other=0.0).to(tl.float32)
     factors *= activate(gate, "silu")
-    q *= tl.rsqrt(tl.sum(q * q, axis=1, keep_dims=True) + UNIT) * KEYS**-0.5
-    k *= tl.rsqrt(tl.sum(k * k, axis=1, keep_dims=True) + UNIT)
-    alike = tl.sum(q * k, axis=1, keep_dims=True)
-    q = tl.reshape(q, [PASSES, PART])
-    k = tl.reshape(k, [PASSES, PART])
+    of_q, of_k, alike = tl.reduce((q * q, k * k, q * k), 1, _add_three, keep_dims=True)
+    q_scale = tl.rsqrt(of_q + UNIT) * KEYS**-0.5
+    k_scale = tl.rsqrt(of_k + UNIT)
+    alike *= q_scale * k_scale
+    q = tl.reshape(q * q_scale, [PASSES, PART])
+    k = tl.reshape(k * k_scale, [PASSES, PART])
     number = tl.arange(0, PASSES)[:, None]
     of_key = tl.zeros([1, VALUE_BLOCK], tl.float32)
     of_query = tl.zeros([1, VALUE_BLOCK], tl.float32)
     for i in tl.static_range(PASSES):
-        exists = is_value & (i * PART + key < KEYS) & (position > 0)
-        state = tl.load(matrix + i * PART * VALUES, mask=exists, other=0.0)
+        if EARLY:
+            state = states[i].to(tl.float32)
+        else:
+            exists = is_value & (i * PART + key < KEYS) & (position > 0)
+            state = tl.load(matrix + i * PART * VALUES, mask=exists, other=0.0).to(tl.float32)
         of_key += tl.sum(state * _part(k, number == i), axis=0, keep_dims=True)
         of_query += tl.sum(state * _part(q, number == i), axis=0, keep_dims=True)
     added = beta * (v - kept * of_key)
     for i in tl.static_range(PASSES):
         exists = is_value & (i * PART + key < KEYS)
         place = matrix + i * PART * VALUES
-        state = tl.load(place, mask=exists & (position > 0), other=0.0)
-        tl.store(place, kept * state + _part(k, number == i) * added, mask=exists)
+        if EARLY:
+            state = states[i].to(tl.float32)
+        else:
+            state = tl.load(place, mask=exists & (position > 0), other=0.0).to(tl.float32)
+        state = kept * state + _part(k, number == i) * added
+        tl.store(place, state.to(matrices.dtype.element_ty), mask=exists)
     out = kept * of_query + alike * added
     out *= tl.rsqrt(tl.sum(out * out, axis=1, keep_dims=True) / VALUES + NORM_EPS) * factors
     tl.store(result, out.to(y.dtype.element_ty), mask=is_value)
@@ -248,7 +220,7 @@ def _step(
     is_known = (tl.load(starts + row) > 0) & (count == 1)
     # The states and the step's rows were written long before: at least the convolution's launch,
     # which the previous kernel waited for, is in between.
-    state = tl.load(matrix, mask=is_element & is_known, other=0.0)
+    state = tl.load(matrix, mask=is_element & is_known, other=0.0).to(tl.float32)
     if PDL:
         tl.extra.cuda.gdc_wait()
     if count != 1:
@@ -265,7 +237,8 @@ def _step(
     added = beta * (v - kept * tl.sum(state * k, axis=0, keep_dims=True))
     result = kept * tl.sum(state * q, axis=0, keep_dims=True)
     result += tl.sum(q * k, axis=0, keep_dims=True) * added
-    tl.store(matrix, kept * state + k * added, mask=is_element & (slot > 0))
+    state = kept * state + k * added
+    tl.store(matrix, state.to(matrices.dtype.element_ty), mask=is_element & (slot > 0))
     place = out + token.to(tl.int64) * (HEADS * VALUES) + head * VALUES + column
     tl.store(place, result.to(out.dtype.element_ty), mask=is_value)
 
@@ -284,11 +257,14 @@ def decode(
     sizes = net.key_heads, net.value_heads, net.key_dim, net.value_dim, net.eps, UNIT_EPS
     strides = x.stride(0), gates.stride(0), state.inputs.stride(0), state.matrices.stride(0)
     blocks = next_power_of_2(net.key_dim), next_power_of_2(net.value_dim)
+    warps = max(blocks[0] * blocks[1] // 4096, 1)
+    is_few = net.value_heads * len(rows.slots) <= multiprocessors(x)
+    passes, warps = (FEW[0], min(FEW[1], 2 * warps)) if is_few else (PASSES, warps)
     _launch(
         (net.value_heads, len(rows.slots), 1),
         (x, gates, *weights, state.inputs, state.matrices, *of_rows, y),
-        (*sizes, *strides, state.inputs.shape[1], *blocks, PASSES),
-        num_warps=max(blocks[0] * blocks[1] // 4096, 1),
+        (*sizes, *strides, state.inputs.shape[1], *blocks, passes, is_few),
+        num_warps=warps,
     )
 
 

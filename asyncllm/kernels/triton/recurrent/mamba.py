@@ -15,7 +15,12 @@ from torch import Tensor
 from asyncllm.kernels.triton.activation import activate
 from asyncllm.kernels.triton.launch import Launcher, next_power_of_2
 from asyncllm.kernels.triton.recurrent.convolution import convolve
-from asyncllm.kernels.triton.recurrent.delta_decode import convolved_token, keep_token, softplus
+from asyncllm.kernels.triton.recurrent.one_token import (
+    convolved_token,
+    earlier_part,
+    keep_token,
+    softplus,
+)
 from asyncllm.kernels.triton.recurrent.tiles import TILE
 from asyncllm.kernels.types.recurrent import LayerState, Mamba, StateRows
 
@@ -62,59 +67,68 @@ def _decode(
     CHANNELS: tl.constexpr = INNER + 2 * GROUPS * KEYS
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     token = tl.load(offsets + row)
-    if tl.load(offsets + row + 1) - token != 1:
-        return
+    count = tl.load(offsets + row + 1) - token
+    slot = tl.load(slots + row).to(tl.int64)
+    position = tl.load(starts + row)
     column = tl.arange(0, VALUE_BLOCK)[None, :]
     is_value = column < VALUES
-    result = y + token.to(tl.int64) * INNER + head * VALUES + column
-    slot = tl.load(slots + row).to(tl.int64)
-    if slot == 0:
-        tl.store(result, tl.zeros([1, VALUE_BLOCK], y.dtype.element_ty), mask=is_value)
-        return
-    position = tl.load(starts + row)
     key = tl.arange(0, KEY_BLOCK)[:, None]
     is_element = (key < KEYS) & is_value
     place = matrices + slot * MATRIX_STRIDE + head * (KEYS * VALUES) + key * VALUES + column
-    state = tl.load(place, mask=is_element & (position > 0), other=0.0)
     group = head // (HEADS // GROUPS)
     is_first = head % (HEADS // GROUPS) == 0
+    first_v = head * VALUES
+    first_k = INNER + group * KEYS
+    first_q = first_k + GROUPS * KEYS
+    # What follows up to the wait was written before this step began with a kernel that waited.
+    is_known = is_element & (position > 0) & (count == 1)
+    state = tl.load(place, mask=is_known, other=0.0).to(tl.float32)
+    earlier_v = earlier_part(
+        weight, bias, inputs, position, slot, first_v, VALUES, VALUE_BLOCK,
+        SLOT_STRIDE, CHANNELS, WIDTH,
+    )  # fmt: skip
+    earlier_k = earlier_part(
+        weight, bias, inputs, position, slot, first_k, KEYS, KEY_BLOCK,
+        SLOT_STRIDE, CHANNELS, WIDTH,
+    )  # fmt: skip
+    earlier_q = earlier_part(
+        weight, bias, inputs, position, slot, first_q, KEYS, KEY_BLOCK,
+        SLOT_STRIDE, CHANNELS, WIDTH,
+    )  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    if count != 1:
+        return
+    result = y + token.to(tl.int64) * INNER + head * VALUES + column
+    if slot == 0:
+        tl.store(result, tl.zeros([1, VALUE_BLOCK], y.dtype.element_ty), mask=is_value)
+        return
     # The gates come before the channels of the convolution, the numbers after them.
     of_token = x + INNER
-    first = INNER + group * KEYS
-    v, new_v = convolved_token(
-        of_token, weight, bias, inputs, token, position, slot, head * VALUES, VALUES, VALUE_BLOCK,
-        ROW_STRIDE, SLOT_STRIDE, CHANNELS, WIDTH,
-    )  # fmt: skip
-    k, new_k = convolved_token(
-        of_token, weight, bias, inputs, token, position, slot, first, KEYS, KEY_BLOCK,
-        ROW_STRIDE, SLOT_STRIDE, CHANNELS, WIDTH,
-    )  # fmt: skip
-    q, new_q = convolved_token(
-        of_token, weight, bias, inputs, token, position, slot, first + GROUPS * KEYS, KEYS,
-        KEY_BLOCK, ROW_STRIDE, SLOT_STRIDE, CHANNELS, WIDTH,
-    )  # fmt: skip
+    v, new_v = convolved_token(of_token, earlier_v, token, first_v, VALUES, VALUE_BLOCK, ROW_STRIDE)
+    k, new_k = convolved_token(of_token, earlier_k, token, first_k, KEYS, KEY_BLOCK, ROW_STRIDE)
+    q, new_q = convolved_token(of_token, earlier_q, token, first_q, KEYS, KEY_BLOCK, ROW_STRIDE)
     a = tl.load(of_token + token.to(tl.int64) * ROW_STRIDE + CHANNELS + head)
     gate = tl.load(x + token.to(tl.int64) * ROW_STRIDE + head * VALUES + column, mask=is_value)
     gate = gate.to(tl.float32)
     step, g = _step_and_decay(a, decay, step_bias, head, LEAST, GREATEST)
     direct = tl.load(skip + head) * v
-    state = state * tl.exp(g) + tl.trans(k) * (step * v)
-    tl.store(place, state, mask=is_element)
-    out = tl.sum(state * tl.trans(q), axis=0, keep_dims=True) + direct
+    state = state * tl.exp(g) + tl.sum(k, axis=0)[:, None] * (step * v)
+    tl.store(place, state.to(matrices.dtype.element_ty), mask=is_element)
+    out = tl.sum(state * tl.sum(q, axis=0)[:, None], axis=0, keep_dims=True) + direct
     out *= activate(gate, "silu")
     tl.store(result, out.to(y.dtype.element_ty), mask=is_value)
     keep_token(
-        inputs, new_v, position, slot, head * VALUES, True, VALUES, VALUE_BLOCK,
+        inputs, new_v, position, slot, first_v, True, VALUES, VALUE_BLOCK,
         SLOT_STRIDE, CHANNELS, WIDTH,
     )  # fmt: skip
     keep_token(
-        inputs, new_k, position, slot, first, is_first, KEYS, KEY_BLOCK,
+        inputs, new_k, position, slot, first_k, is_first, KEYS, KEY_BLOCK,
         SLOT_STRIDE, CHANNELS, WIDTH,
     )  # fmt: skip
     keep_token(
-        inputs, new_q, position, slot, first + GROUPS * KEYS, is_first, KEYS, KEY_BLOCK,
+        inputs, new_q, position, slot, first_q, is_first, KEYS, KEY_BLOCK,
         SLOT_STRIDE, CHANNELS, WIDTH,
     )  # fmt: skip
 
@@ -161,7 +175,7 @@ def _scan(
     place = matrices + tl.load(slots + row).to(tl.int64) * MATRIX_STRIDE
     place += head * (KEYS * VALUES) + key[:, None] * VALUES + column
     is_element = (key[:, None] < KEYS) & (column < VALUES)
-    state = tl.load(place, mask=is_element & (tl.load(starts + row) > 0), other=0.0)
+    state = tl.load(place, mask=is_element & (tl.load(starts + row) > 0), other=0.0).to(tl.float32)
     group = head // (HEADS // GROUPS)
     i = tl.arange(0, TILE)[:, None]
     j = tl.arange(0, TILE)[None, :]
@@ -195,7 +209,7 @@ def _scan(
         k *= tl.exp(last - total)[:, None]
         state *= tl.exp(last)
         state += tl.dot(tl.trans(k), added, input_precision=PRECISION)
-    tl.store(place, state, mask=is_element)
+    tl.store(place, state.to(matrices.dtype.element_ty), mask=is_element)
 
 
 _launch_decode = Launcher(_decode)
