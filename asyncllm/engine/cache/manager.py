@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 from asyncllm.config import EngineLimits
 from asyncllm.engine.cache.changes import CacheChanges
 from asyncllm.engine.cache.checkpoints import Checkpoints, NoCheckpoints
-from asyncllm.engine.cache.node import Checkpoint, Match, Node, pending_below
+from asyncllm.engine.cache.node import Checkpoint, Match, Node
 from asyncllm.engine.cache.pages import BlockTable, PageAllocator
 from asyncllm.engine.cache.radix import PrefixTree
 
@@ -145,14 +145,6 @@ class KVCacheManager:
         table.known = match.deepest
         return self.states.usable(match)
 
-    def on_device(self, match: Match) -> Match:
-        """The part of a match that needs nothing from the host."""
-        return self.states.on_device(match)
-
-    def pending_below(self, table: BlockTable, node: Node) -> Node | None:
-        """The last page below ``node``, on the path of the table's tokens, being written."""
-        return pending_below(node, table.tokens, self.page_size) if node.linked else None
-
     def join(self, table: BlockTable, most: int) -> None:
         """Hold the cached pages, ``most`` at most, of tokens that the table computes again.
 
@@ -203,6 +195,15 @@ class KVCacheManager:
         """
         if self.prefix_caching:
             self._enter(table, num_tokens // self.page_size, ready=False)
+
+    def forget_beyond(self, table: BlockTable, num_tokens: int) -> None:
+        """Positions from ``num_tokens`` on, whose pages are in the tree, will not be computed."""
+        node, top = table.node, None
+        while node is not None and not node.ready and node.depth * self.page_size > num_tokens:
+            top, node = node, node.parent
+        if top is not None and table.node is not None:
+            self._tree.forget(top)
+            self._tree.set_path_ready(table.node, table.node.depth)
 
     def computed(self, table: BlockTable, num_tokens: int) -> None:
         """Positions up to ``num_tokens`` have been computed."""

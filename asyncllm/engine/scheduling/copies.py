@@ -119,7 +119,10 @@ class PageCopies:
 
     def pays(self, match: Match) -> bool:
         """Whether loading the host part of a match is faster than computing it."""
-        end, begins = match.node.depth + len(match.host), self._cache.on_device(match).node.depth
+        end, begins = (
+            match.node.depth + len(match.host),
+            self._cache.states.on_device(match).node.depth,
+        )
         state = match.state.host if match.state is not None else ()
         return self._pays(len(match.host) + len(state), end - begins, begins)
 

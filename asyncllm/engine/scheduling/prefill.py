@@ -27,6 +27,8 @@ SHORT_SHARE = 0.15
 #: While prompts of this many seconds wait, steps may take this multiple of the target. Of 256
 #: clients that come at once, 8B on an H200 answers the last ones after 3.8 s instead of 4.5.
 BACKLOG_SECONDS, BACKLOG_TARGET = 2.0, 5 / 3
+#: With so many of those that wait, a newcomer is compared to see where they leave its path.
+MOST_COMPARED = 4
 
 
 @dataclass(eq=False)
@@ -162,6 +164,8 @@ class PrefillPlanner:
             seq.num_cached = cached
         self.batch.enter(seq, cached)
         self.states.enter(seq, cached)
+        for other in self.admission.waiting.queue.some(MOST_COMPARED):
+            self.states.expect(seq, cached, other)
         seq.timeline.note(now, step.number, "admitted", seq.slot, cached)
         step.admit(seq)
         return self._add_chunk(seq, step, room, now)
@@ -171,6 +175,8 @@ class PrefillPlanner:
         start, remaining = self.batch.remaining(seq)
         wanted = min(remaining, self.limits.prefill_chunk)
         wanted = self.states.limit_chunk(seq, start, wanted)
+        if wanted < remaining:
+            wanted = self.states.end_of_page(start, wanted)
         fitting = room.fit(start, wanted)
         is_last = fitting < wanted or room.tokens == fitting < remaining
         if is_last and self.times.size_room(room, step.shape, start):
@@ -178,6 +184,8 @@ class PrefillPlanner:
         if fitting == 0:
             return False
         q_len = self._unpadded(step, fitting) if is_last else fitting
+        if q_len < wanted:
+            q_len = self.states.end_of_page(start, q_len)
         room.take(start, q_len)
         end, whole = self.batch.add_chunk(seq, q_len, step.number)
         self.cache.begin(seq.kv, end)

@@ -25,9 +25,10 @@ from asyncllm.engine.scheduling.departures import Departures
 from asyncllm.engine.scheduling.forecast import Forecast
 from asyncllm.engine.scheduling.pace import EvenPace, GreedyPace
 from asyncllm.engine.scheduling.prefill import PrefillPlanner
+from asyncllm.engine.scheduling.recurrent import RecurrentStates
 from asyncllm.engine.scheduling.results import Results
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
-from asyncllm.engine.scheduling.states import NoStates, RecurrentStates, States
+from asyncllm.engine.scheduling.states import NoStates, States
 from asyncllm.engine.scheduling.step import Applied, Emitted, Planned, PromptPart, Step
 from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
 from asyncllm.engine.scheduling.trials import Trials
@@ -124,6 +125,8 @@ class Scheduler:
         """Queue a new sequence."""
         self._advance_clock(now)
         seq.timeline.note(now, self.departures.last_done, "queued", self.backlog.num_waiting)
+        for other in self.batch.prefilling.values():
+            self._states.expect(other, self.batch.remaining(other)[0], seq)
         self._admission.waiting.push(seq)
 
     def finish(self, seq: Sequence, now: float) -> None:

@@ -1,31 +1,11 @@
-"""Recurrent states of running sequences: their slots, and where copies of them are kept."""
+"""What the scheduler asks about recurrent states, and the answers for models without them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
-from asyncllm.config import EngineLimits
-from asyncllm.engine.cache.manager import KVCacheManager
-from asyncllm.engine.cache.node import NO_STATE, Checkpoint, Kind
-from asyncllm.engine.cache.state_slots import StateSlots
 from asyncllm.engine.scheduling.batch import Ints
 from asyncllm.engine.scheduling.sequence import Sequence
-from asyncllm.wire.messages import pack, unpack
-
-#: Checkpoints of a path are at least this many pages apart: with pages of 16 tokens, a sequence
-#: that goes on from one computes at most some 64 tokens that it could have found.
-SPACING = 4
-#: A checkpoint of a prompt leaves out this many tokens at its end. A chat's next turn often differs
-#: there: the template asks for an answer in other words than it prints one.
-OPEN_END = 8
-#: Answers' checkpoints go first while those of prompts are used more than this many times as often:
-#: templates leave reasoning out of earlier turns.
-RARELY = 8
-#: No position: where a sequence needs nothing kept.
-NOWHERE = 2**31 - 1
 
 
 class StatePlan(NamedTuple):
@@ -43,6 +23,12 @@ class States(Protocol):
 
     def limit_chunk(self, seq: Sequence, start: int, q_len: int) -> int:
         """How much of a chunk may be in one step: up to where the state is kept."""
+
+    def end_of_page(self, start: int, q_len: int) -> int:
+        """How much of a chunk that does not end its prompt: only so does its state have a place."""
+
+    def expect(self, seq: Sequence, start: int, other: Sequence) -> None:
+        """``other`` waits while ``seq`` is at ``start`` in its prompt: where do they part?"""
 
     def chunk_planned(self, seq: Sequence, start: int, end: int) -> None:
         """A chunk is planned, and the tree has its pages."""
@@ -77,6 +63,12 @@ class NoStates:
     def limit_chunk(self, seq: Sequence, start: int, q_len: int) -> int:
         return q_len
 
+    def end_of_page(self, start: int, q_len: int) -> int:
+        return q_len
+
+    def expect(self, seq: Sequence, start: int, other: Sequence) -> None:
+        pass
+
     def chunk_planned(self, seq: Sequence, start: int, end: int) -> None:
         pass
 
@@ -94,238 +86,3 @@ class NoStates:
 
     def leave(self, seq: Sequence, computed: int, *, cold: bool) -> None:
         pass
-
-
-@dataclass(slots=True)
-class _Kept:
-    """What a running sequence keeps of its state.
-
-    Attributes:
-        positions: in its prompt, where its state is still to be kept, falling.
-        last: the deepest position on its path where it is kept.
-        promised: by position, checkpoints that others may wait for.
-        placed: checkpoints that it has put into the tree.
-        trail: the latest state of its output. The tree has no node for it yet.
-        trail_at: its position.
-    """
-
-    positions: list[int]
-    last: int
-    promised: dict[int, Checkpoint] = field(default_factory=dict)
-    placed: list[Checkpoint] = field(default_factory=list)
-    trail: Checkpoint = field(default_factory=Checkpoint)
-    trail_at: int = 0
-
-    def place(self, checkpoint: Checkpoint, position: int) -> None:
-        self.placed.append(checkpoint)
-        self.last = position
-
-
-class RecurrentStates:
-    """Gives each sequence in the batch a state slot, and keeps checkpoints for later ones.
-
-    The state is kept at the end of a prompt, and where its path leaves one that is known. A chunk
-    ends there, and the plan of the sequence's next row copies the state before that row goes on.
-    Until then the checkpoint is promised, and others wait for it. Of the output, the latest state
-    at some page boundary is kept; the tree gets it when the sequence leaves.
-
-    A checkpoint is ready when the step that wrote the state and the one that copied it are done
-    without an error. So nobody begins with the state of a step that failed.
-    """
-
-    def __init__(self, limits: EngineLimits, cache: KVCacheManager, slots: StateSlots):
-        assert limits.num_states >= limits.max_num_seqs, "each sequence has a state"
-        self._cache = cache
-        self._slots = slots
-        self._page_size = limits.page_size
-        self._spacing = SPACING * limits.page_size
-        #: By slot in the batch: the state slot, and the next position where the state is kept.
-        self._of = np.zeros(limits.max_num_seqs, dtype=np.int32)
-        self._next = np.full(limits.max_num_seqs, NOWHERE, dtype=np.int32)
-        self._kept: dict[int, _Kept] = {}
-        self._uses = [0] * len(Kind)  # how often sequences began with a checkpoint of each kind
-        self._copies: list[int] = []
-        #: Checkpoints that the present plan copies; by step, those of plans in flight.
-        self._copied: list[tuple[Sequence, Checkpoint]] = []
-        self._in_flight: dict[int, list[tuple[Sequence, Checkpoint]]] = {}
-
-    # -- planning --------------------------------------------------------------------------------
-
-    def enter(self, seq: Sequence, start: int) -> None:
-        found, source = None, NO_STATE
-        if start:
-            assert seq.kv.node is not None, "it holds what it found"
-            found = seq.kv.node.checkpoint
-            assert found is not None and found.ready, "a match ends with a checkpoint"  # noqa: PT018
-            source = found.slot
-            assert source != NO_STATE, "which is on the device"
-            self._slots.use(found)
-            self._uses[found.kind] += 1
-        self._cache.begun(seq.kv)  # from here on its slot may be taken
-        slot = self._slots.take()
-        assert slot is not None, "there are enough for all sequences"
-        if source not in (NO_STATE, slot):  # the same if that was the last checkpoint
-            self._copies += (source, slot)
-        self._of[seq.slot] = slot
-        # It computes known tokens again, as it found them without their state.
-        cache = self._cache
-        cache.join(seq.kv, cache.num_pages - cache.pages_for(seq.output.max_length))
-        kept = self._kept[seq.slot] = _Kept(self._positions(seq, start), start)
-        for position in kept.positions:
-            self._promise(seq, kept, position)
-        self._set_next(seq, kept)
-
-    def limit_chunk(self, seq: Sequence, start: int, q_len: int) -> int:
-        end = int(self._next[seq.slot])
-        if end == start:  # the state is kept before this chunk
-            end = next(reversed(self._kept[seq.slot].positions), NOWHERE)
-        return min(q_len, end - start)
-
-    def chunk_planned(self, seq: Sequence, start: int, end: int) -> None:
-        kept = self._kept[seq.slot]
-        if start == self._next[seq.slot]:
-            self._keep(seq, kept, start)
-            self._set_next(seq, kept)
-        if end == self._next[seq.slot]:
-            self._promise(seq, kept, end)
-
-    def allow_multi_step(self, slots: Ints, starts: Ints, decode_steps: int) -> bool:
-        left = self._next[slots] - starts
-        return not ((left > 0) & (left < decode_steps)).any()
-
-    def decodes_planned(self, slots: Ints, starts: Ints) -> None:
-        due = self._next[slots] == starts
-        if due.any():
-            for slot, start in zip(slots[due].tolist(), starts[due].tolist(), strict=True):
-                self._follow(self._kept[slot], slot, start)
-                self._next[slot] = start + self._spacing
-
-    def plan(self, step: int, rows: bytes) -> StatePlan:
-        copies, self._copies = self._copies, []
-        if self._copied:
-            self._in_flight[step], self._copied = self._copied, []
-        return StatePlan(pack(copies), self._of[unpack(rows, 3)[:, 0]].tobytes())
-
-    # -- results ---------------------------------------------------------------------------------
-
-    def step_done(self, step: int, *, good: bool) -> None:
-        for seq, checkpoint in self._in_flight.pop(step, ()):
-            if not good or seq.kv.corrupt:
-                self._slots.drop(checkpoint)
-            elif checkpoint.slot != NO_STATE:
-                checkpoint.ready = True
-
-    def leave(self, seq: Sequence, computed: int, *, cold: bool) -> None:
-        kept, slot = self._kept.pop(seq.slot), int(self._of[seq.slot])
-        self._next[seq.slot] = NOWHERE
-        if not (seq.kv.corrupt or cold):
-            num_known = min(computed, len(seq.tokens))
-            self._cache.commit(seq.kv, num_known)
-            if computed == num_known and self._gives(seq, kept, computed, slot):
-                slot = NO_STATE
-            elif kept.trail_at <= num_known:
-                self._place_trail(seq, kept)
-        for checkpoint in (*kept.promised.values(), kept.trail):
-            if checkpoint.node is None or not checkpoint.ready:
-                self._slots.drop(checkpoint)
-        for checkpoint in kept.placed:
-            if seq.kv.corrupt:
-                self._slots.drop(checkpoint)
-            elif cold:
-                self._slots.dispense_with(checkpoint)
-        if slot != NO_STATE:
-            self._slots.give_back(slot)
-
-    # -- inside ----------------------------------------------------------------------------------
-
-    def _positions(self, seq: Sequence, start: int) -> list[int]:
-        """Where the state of a prompt is kept: where it leaves a known path, and at its end."""
-        if not self._cache.prefix_caching:
-            return []
-        size, known, end = self._page_size, seq.kv.known, self._prompt_end(seq)
-        fork = min(end, known.depth * size) if known is not None and known.linked else 0
-        positions = [fork] if fork - start >= self._spacing else []
-        # Rather only where others may leave it, too, than only in what this sequence alone has.
-        if end - max([start, *positions]) >= self._spacing:
-            positions.insert(0, end)
-        return positions
-
-    def _prompt_end(self, seq: Sequence) -> int:
-        """Where the state of all tokens known at admission is kept."""
-        size = self._page_size
-        return max(0, len(seq.tokens) - 1 - OPEN_END) // size * size
-
-    def _set_next(self, seq: Sequence, kept: _Kept) -> None:
-        """In the prompt, or the first one in its output."""
-        position = NOWHERE
-        if kept.positions:
-            position = kept.positions.pop()
-        elif self._cache.prefix_caching and seq.kv.ttl != 0:
-            size = self._page_size
-            position = max(kept.last + self._spacing, (len(seq.tokens) // size + 1) * size)
-        self._next[seq.slot] = position
-
-    def _promise(self, seq: Sequence, kept: _Kept, position: int) -> bool:
-        """Promise a checkpoint; False if the tree has no node for it."""
-        node = seq.kv.node_at(position // self._page_size, self._page_size)
-        if node is None:
-            return False
-        if checkpoint := self._slots.promise(node):
-            kept.promised[position] = checkpoint
-        return True
-
-    def _keep(self, seq: Sequence, kept: _Kept, position: int) -> None:
-        """Copy the state of a prompt, unless the tree has it already."""
-        if not self._promise(seq, kept, position):
-            self._follow(kept, seq.slot, position)  # others have pages of the same tokens
-            return
-        checkpoint = kept.promised.pop(position, None)
-        if checkpoint is None:
-            return
-        slot = self._slots.take() if checkpoint.node is not None else None
-        if slot is None:
-            self._slots.drop(checkpoint)
-            return
-        self._copies += (int(self._of[seq.slot]), slot)
-        self._slots.keep(checkpoint, slot)
-        self._copied.append((seq, checkpoint))
-        checkpoint.kind = Kind.PROMPT if position == self._prompt_end(seq) else Kind.FORK
-        kept.place(checkpoint, position)
-
-    def _follow(self, kept: _Kept, batch_slot: int, position: int) -> None:
-        """Copy the state to where the sequence keeps it until it leaves."""
-        trail = kept.trail
-        if trail.slot == NO_STATE:
-            slot = self._slots.take()
-            if slot is None:
-                return
-            self._slots.keep(trail, slot)
-        else:
-            self._slots.touch(trail)
-        self._copies += (int(self._of[batch_slot]), trail.slot)
-        kept.trail_at = position
-
-    def _gives(self, seq: Sequence, kept: _Kept, position: int, slot: int) -> bool:
-        """Whether the tree takes the slot itself: it has a state that is to be kept."""
-        checkpoint = kept.promised.pop(position, None)
-        if checkpoint is None and position - kept.last >= self._spacing:
-            node = None
-            if position % self._page_size == 0 and self._cache.prefix_caching:
-                node = seq.kv.node_at(position // self._page_size, self._page_size)
-            checkpoint = self._slots.promise(node) if node is not None else None
-        if checkpoint is None or checkpoint.node is None:
-            return False
-        self._slots.keep(checkpoint, slot)
-        checkpoint.ready = True
-        return True
-
-    def _place_trail(self, seq: Sequence, kept: _Kept) -> None:
-        """The tree has pages of the output now."""
-        if kept.trail.slot == NO_STATE:
-            return
-        node = seq.kv.node_at(kept.trail_at // self._page_size, self._page_size)
-        if node is not None and self._slots.attach(kept.trail, node):
-            kept.trail.ready = True
-            kept.trail.kind = Kind.ANSWER
-            if self._uses[Kind.PROMPT] > RARELY * (1 + self._uses[Kind.ANSWER]):
-                self._slots.dispense_with(kept.trail)

@@ -97,6 +97,5 @@ async def test_what_comes_back_from_the_hosts_memory_is_exact(
         stats = llm.stats
         assert stats.states_on_host > 10
         assert stats.host_cached_tokens > 500
-        assert (stats.states_evicted, stats.pages_dropped) == (0, 0)
         await pages_are_released(llm)
         assert stats.books_healed == 0

@@ -144,7 +144,7 @@ class Admission:
             return Entry.WAITS  # less of it is cached than when it took its place
         load = self.placement.loads(match)
         if not load:
-            match = self._cache.on_device(match)
+            match = self._cache.states.on_device(match)
         cached = match.node.depth * self._limits.page_size
         if not load and not self._fits(seq, cached, room):
             return Entry.STEP_FULL
@@ -214,7 +214,7 @@ class Admission:
         match = self._cache.match(seq.kv)
         load = match.pending is None and self.placement.loads(match)
         if not load:
-            match = self._cache.on_device(match)
+            match = self._cache.states.on_device(match)
             if not self._fits(seq, match.node.depth * self._limits.page_size, room):
                 return Entry.STEP_FULL
         placed = self.placement.place_loaded(seq, match, load=load)

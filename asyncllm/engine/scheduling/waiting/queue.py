@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.scheduling.sequence import FOREVER, Sequence, Turn
@@ -41,6 +41,10 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         """In no particular order."""
         return chain.from_iterable(self.shares)
+
+    def some(self, count: int) -> Iterator[Sequence]:
+        """Up to ``count`` of them, in no particular order."""
+        return islice(chain.from_iterable(self.shares), count)
 
     def __contains__(self, seq: Sequence) -> bool:
         account = None if seq.place.account is None else self.shares.known(seq)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncllm.engine.cache.manager import KVCacheManager
-from asyncllm.engine.cache.node import Match, Node
+from asyncllm.engine.cache.node import Match, Node, pending_below
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.scheduling.copies import PageCopies
 from asyncllm.engine.scheduling.forecast import Forecast
@@ -22,7 +22,7 @@ class Sharing:
     """
 
     def __init__(self, cache: KVCacheManager, most: int):
-        self._cache = cache
+        self._page_size = cache.page_size
         self._most = most
         self.num_waiting = 0
         self._by_page: dict[Node, list[Sequence]] = {}
@@ -51,7 +51,7 @@ class Sharing:
             for seq in self._by_page.pop(page):
                 if seq.state is not SeqState.WAITING:
                     continue  # it has ended
-                more = self._cache.pending_below(seq.kv, page)
+                more = pending_below(page, seq.kv.tokens, self._page_size)
                 if more is not None:  # the next chunk is already being computed
                     self._by_page.setdefault(more, []).append(seq)
                 else:

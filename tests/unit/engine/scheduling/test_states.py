@@ -152,12 +152,40 @@ def test_of_equal_prompts_at_once_one_is_computed_and_the_others_copy_its_state(
     assert served.num_computed <= 400 + 3 * 12 + 4 * 9
 
 
-def test_many_newcomers_with_a_common_beginning_compute_it_twice_and_not_more_often() -> None:
+@pytest.mark.parametrize("budget", [100, 512], ids=["in chunks", "at once"])
+@pytest.mark.parametrize("own", [20, 100, 300])
+def test_newcomers_with_a_common_beginning_compute_it_once(budget: int, own: int) -> None:
+    """The first one's state is kept where those that wait leave its path."""
+    served = Served(max_num_batched_tokens=budget, num_states=60)
+    shared = words(0, 401)
+    seqs = [served.add([*shared, *words(i, own)]) for i in range(1, 8)]
+    served.run()
+    assert [seq.num_cached for seq in seqs] == [0, *[400] * 6]
+
+
+def test_one_that_comes_later_also_finds_where_it_leaves_what_is_being_computed() -> None:
     served = Served(max_num_batched_tokens=100)
     shared = words(0, 401)
-    seqs = [served.add([*shared, *words(i, 20)]) for i in range(1, 8)]
+    first = served.add([*shared, *words(1, 50)])
+    for _ in range(2):
+        served.plan()
+        served.land()
+    later = [served.add([*shared[:depth], *words(i, 40)]) for i, depth in ((2, 401), (3, 330))]
     served.run()
-    assert [seq.num_cached for seq in seqs] == [0, 0, *[400] * 5]
+    assert [seq.num_cached for seq in (first, *later)] == [0, 400, 328]
+
+
+def test_of_many_forks_a_prompt_has_no_more_than_two_chunks() -> None:
+    served = Served(num_states=60)
+    shared = words(0, 401)
+    seqs = [served.add([*shared[: 40 * i], *words(i, 30)]) for i in range(10, 0, -1)]
+    served.run()
+    chunks = [[e for e in seq.timeline.events if e.kind == "chunk"] for seq in seqs]
+    assert max(map(len, chunks)) <= 4
+    other = served.add([*shared, *words(30, 20)], cache_salt="salt")
+    salted = served.add([*shared, *words(31, 20)], cache_salt="other")
+    served.run()
+    assert other.num_cached == salted.num_cached == 0
 
 
 def test_a_waiting_sequence_goes_on_when_the_one_that_promised_ends_before() -> None:
@@ -219,6 +247,25 @@ def test_after_a_preemption_a_sequence_goes_on_from_its_deepest_checkpoint() -> 
     before = served.num_computed
     served.run()
     assert served.num_computed - before <= (250 - 208) + 60
+
+
+@pytest.mark.parametrize("budget", [50, 101, 200])
+@pytest.mark.parametrize("steps", [1, 3, 4])
+def test_a_prompt_that_is_preempted_computes_next_to_nothing_again(budget: int, steps: int) -> None:
+    """Chunks end with a page, so that the state goes to the tree as it is, without a copy."""
+    served = Served(max_num_batched_tokens=budget)
+    seq = served.add(words(1, 900), 5)
+    for _ in range(steps):
+        served.plan()
+        served.land()
+    done = int(served.sched.batch.computed[seq.slot])
+    served.add(words(2, 5), 5)
+    served.plan()
+    served.sched.departures.preempt(seq, served.sched.in_flight[-1], 0.0)
+    before = served.num_computed
+    served.run()
+    assert done >= steps * (budget - PAGE)
+    assert served.num_computed - before <= 905 - done + 10
 
 
 @pytest.mark.parametrize("failing", range(6))
