@@ -60,10 +60,11 @@ class _Kept:
 class RecurrentStates:
     """Gives each sequence in the batch a state slot, and keeps checkpoints for later ones.
 
-    The state is kept at the end of a prompt, and where its path leaves one that is known, or that of
-    others that wait. A chunk ends there, and the plan of the sequence's next row copies the state before that row goes on.
-    Until then the checkpoint is promised, and others wait for it. Of the output, the latest state
-    at some page boundary is kept; the tree gets it when the sequence leaves.
+    The state is kept at the end of a prompt, and where its path leaves one that is known, or that
+    of others that wait. A chunk ends there, and the plan of the sequence's next row copies the
+    state before that row goes on. Until then the checkpoint is promised, and others wait for it. Of
+    the output, the latest state at some page boundary is kept; the tree gets it when the sequence
+    leaves.
 
     A checkpoint is ready when the step that wrote the state and the one that copied it are done
     without an error. So nobody begins with the state of a step that failed.
@@ -142,10 +143,10 @@ class RecurrentStates:
         self._set_next(seq, kept)
         # Those that are no more urgent wait for it from now on, not only while a step computes it.
         ours, theirs = seq.service, other.service
-        if (ours.tenant, FOREVER) == (theirs.tenant, theirs.deadline):
-            if ours.priority <= theirs.priority:
-                self._cache.begin(seq.kv, fork)
-                self._promise(seq, kept, fork)
+        alike = ours.tenant == theirs.tenant and theirs.deadline == FOREVER
+        if alike and ours.priority <= theirs.priority:
+            self._cache.begin(seq.kv, fork)
+            self._promise(seq, kept, fork)
 
     def chunk_planned(self, seq: Sequence, start: int, end: int) -> None:
         kept = self._kept[seq.slot]
