@@ -216,3 +216,6 @@ class KVPages(Protocol):
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """[num_pages, page_size, num_kv_heads, head_dim] each: K and V of a layer with its own."""
+
+    def scales(self, index: int) -> Tensor | None:
+        """Those of such a layer, if its K and V are in 8 bits: see ``kernels.attention``."""

@@ -57,7 +57,7 @@ class PagedBackend:
     Nothing here waits for the device.
 
     Args:
-        kv: the pages, in the dtype that queries come in.
+        kv: the pages.
         upload: to where the pages are.
     """
 
@@ -94,19 +94,23 @@ class PagedBackend:
         """See ``AttentionBackend.forward``."""
         plan: PagedPlan = batch.plan
         keys, values = self._kv.layer(spec.kv_layer)
+        scales = self._kv.scales(spec.kv_layer)
         table, decodes, extends = plan.block_table, plan.decodes, plan.extends
         if extends is None:
             assert decodes is not None
-            rows = DecodeRows(keys, values, table, decodes.slots, decodes.lengths)
+            rows = DecodeRows(keys, values, table, decodes.slots, decodes.lengths, scales)
             return decode_heads(qkv, encoding, batch.positions, batch.slot_mapping, rows, spec)
-        q = encode_heads(qkv, spec, encoding, batch.positions, keys, values, batch.slot_mapping)
+        pages = keys, values, batch.slot_mapping, scales
+        q = encode_heads(qkv, spec, encoding, batch.positions, *pages)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         count = 0 if decodes is None else min(len(decodes.slots), len(q))
         sinks = encoding.sinks
-        prefill_attention(q, keys, values, table, extends, spec, sinks=sinks, out=out)
+        of_step = q, keys, values, table, extends, spec
+        prefill_attention(*of_step, scales=scales, sinks=sinks, out=out)
         if decodes is not None:
             slots, lengths = decodes.slots[:count], decodes.lengths[:count]
-            decoding = q[:count], DecodeRows(keys, values, table, slots, lengths), spec
+            rows = DecodeRows(keys, values, table, slots, lengths, scales)
+            decoding = q[:count], rows, spec
             decode_attention(*decoding, sinks=sinks, out=out[:count], overlaps_previous=True)
         return out.flatten(1)
 
@@ -116,10 +120,12 @@ class PagedBackend:
         """See ``LogitRowsBackend``: the last tokens of rows attend as decode rows do."""
         assert batch.logit_rows is not None
         keys, values = self._kv.layer(spec.kv_layer)
-        rows = DecodeRows(keys, values, batch.plan.block_table, *batch.logit_rows)
+        scales = self._kv.scales(spec.kv_layer)
+        rows = DecodeRows(keys, values, batch.plan.block_table, *batch.logit_rows, scales)
         if batch.sample_rows is None:
             return decode_heads(qkv, encoding, batch.positions, batch.slot_mapping, rows, spec)
-        q = encode_heads(qkv, spec, encoding, batch.positions, keys, values, batch.slot_mapping)
+        pages = keys, values, batch.slot_mapping, scales
+        q = encode_heads(qkv, spec, encoding, batch.positions, *pages)
         # The decode kernel reads K and V of earlier tokens without waiting for the previous kernel.
         # Here that is the selection of rows, which has waited itself.
         return decode_attention(batch.sampling(q), rows, spec, sinks=encoding.sinks).flatten(1)

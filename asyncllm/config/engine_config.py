@@ -18,6 +18,7 @@ from asyncllm.types.validate import Form, Range, check_fields, check_tcp_endpoin
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 StateDType = Literal["auto", "float32", "bfloat16"]
+KVCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 LoadFormat = Literal["auto", "dummy"]
 AttentionName = Literal["auto", "triton", "flashinfer", "sdpa"]
 PolicyName = Literal["fair", "aged", "fcfs", "longest"]
@@ -169,6 +170,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Range(MIN_CACHE, MANY)] | None,
         doc("size of the KV cache in tokens; what fits in free memory by default", "memory"),
     ] = None
+    kv_cache_dtype: Annotated[
+        KVCacheDType,
+        doc(
+            "type of the numbers in the KV cache; fp8 (the same as fp8_e4m3) takes half the memory "
+            "of 16 bits, so that twice the tokens fit; auto is the type to compute in",
+            "memory",
+        ),
+    ] = "auto"
     gpu_memory_utilization: Annotated[
         float,
         Range(0, 1, is_open=True),
@@ -303,6 +312,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         given = {"mamba_ssm_cache_dtype": self.mamba_ssm_cache_dtype}
         asked = {name: value for name, value in given.items() if value != "auto"}
         return {**(self.hf_overrides or {}), **asked}
+
+    @property
+    def has_fp8_cache(self) -> bool:
+        """Whether K and V are kept in 8 bits."""
+        return self.kv_cache_dtype != "auto"
 
     @property
     def gpu(self) -> int | None:

@@ -18,16 +18,18 @@ if "torch" not in sys.modules:
 
 import torch
 from msgspec.structs import replace
+from torch import Tensor
 
 from asyncllm.attention.base import AttentionBackend, GraphBackend
 from asyncllm.attention.choose import choose_backend
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import ModelError
-from asyncllm.executor.choose_device import compute_dtype, open_device
+from asyncllm.executor.choose_device import cache_dtype, compute_dtype, open_device
 from asyncllm.executor.compile_watch import CompileWatch
 from asyncllm.executor.device import Device, available_host_bytes
 from asyncllm.executor.memory.copies import PageCopier
 from asyncllm.executor.memory.kv_pool import HostPool, KVPool
+from asyncllm.executor.memory.kv_scales import kv_scales
 from asyncllm.executor.memory.limits import (
     GpuMemory,
     graph_bytes,
@@ -141,6 +143,7 @@ def _build(
     ranks_here: int,
 ) -> Worker:
     dtype, on_device = compute_dtype(config, device), device.torch_device
+    of_cache = cache_dtype(config, dtype, device)
     free_before = device.free_bytes()
 
     def make_backend(pool: KVPool) -> AttentionBackend:
@@ -160,10 +163,16 @@ def _build(
                 await_kernels()
         with bill.phase("profile", device.free_bytes):
             measured = spec, model, make_backend, dtype, device, free_before, ranks, ranks_here
-            limits, step_bytes = _limits(config, *measured)
+            limits, step_bytes = _limits(config, *measured, of_cache)
         with bill.phase("KV cache", device.free_bytes):
             sizes = limits.num_pages, limits.page_size
-            pool = KVPool(model.attention_specs, *sizes, dtype, on_device)
+            scales: dict[int, Tensor] = {}
+            if config.has_fp8_cache:
+                source = None if load_format == "dummy" else folder
+                length = limits.max_model_len
+                scales = kv_scales(model, source, spec.vocab_size, length, dtype, device, ranks)
+                device.empty_cache()
+            pool = KVPool(model.attention_specs, *sizes, of_cache, on_device, scales)
             states = StatePool(model.states, limits.num_states, dtype, on_device)
             device.keep_block(step_bytes)
             host = HostPool(pool, limits.host_pages, device)
@@ -197,12 +206,14 @@ def _limits(
     free_before: int,
     ranks: Ranks,
     ranks_here: int,
+    of_cache: torch.dtype,
 ) -> tuple[EngineLimits, int]:
     """Size the KV cache by the rank with the least memory.
 
     Args:
         free_before: the device's free memory before the weights.
         ranks_here: those that share this machine's memory.
+        of_cache: the dtype of K and V.
 
     Returns:
         The limits, and the bytes that are left free for a step; 0 on a CPU.
@@ -214,7 +225,7 @@ def _limits(
         device=device.torch_device.type,
         dtype=str(dtype).removeprefix("torch."),
         host_bytes=available_host_bytes() // ranks_here,
-        bytes_per_token=model.kv_bytes_per_token(dtype.itemsize),
+        bytes_per_token=model.kv_bytes_per_token(of_cache.itemsize),
         state_bytes=model.state_bytes(dtype.itemsize),
     )
     if device.torch_device.type == "cpu":
@@ -229,7 +240,7 @@ def _limits(
         captured_tokens=largest,
         page_size=config.page_size,
     )
-    step, captured = measure_step(model, spec, make_backend, size, dtype, device)
+    step, captured = measure_step(model, spec, make_backend, size, dtype, device, of_cache)
     free, total = torch.cuda.mem_get_info(device.torch_device)
     graphs = graph_bytes(captured, spec.num_layers) if config.cuda_graphs else 0
     memory = GpuMemory(total, free_before, free, weights, step, graphs)

@@ -51,6 +51,25 @@ def _cpu_threads(config: EngineConfig, size: int) -> int | None:
     return max(torch.get_num_threads() // size, 1)
 
 
+def cache_dtype(config: EngineConfig, dtype: torch.dtype, device: Device) -> torch.dtype:
+    """The dtype of the KV cache of a model that computes in ``dtype``.
+
+    Raises:
+        ModelError: the GPU has no 8-bit floating-point numbers.
+    """
+    if not config.has_fp8_cache:
+        return dtype
+    if device.torch_device.type == "cuda":
+        gpu = gpu_of(device.torch_device)
+        if not gpu.has_fp8:
+            raise ModelError(
+                f"kv_cache_dtype {config.kv_cache_dtype} needs a GPU of compute capability 8.9, "
+                f"and this is a {gpu}",
+                param="kv_cache_dtype",
+            )
+    return torch.float8_e4m3fn
+
+
 def compute_dtype(config: EngineConfig, device: Device) -> torch.dtype:
     """The dtype of the computation: by default float32 on a CPU, bfloat16 on a GPU that has it."""
     on_cpu = device.torch_device.type == "cpu"

@@ -3,6 +3,11 @@
 Shapes: keys and values are pages [num_pages, page_size, num_kv_heads, head_dim], contiguous; the
 block table is int32 [slots, max_pages], the page numbers of each slot; a slot mapping is int64
 [tokens], where each token's K and V go in the flattened pages, -1 for nowhere.
+
+Pages have the type of queries, or 8 bits (e4m3). Then a layer has scales, float32 [2,
+num_kv_heads], of keys and of values, and a number is what is in its page times the scale of its
+head. What a kernel has just computed counts as it is kept, so that an answer is the same whether
+K and V were computed in this step or earlier. An infinite or too large number becomes the largest.
 """
 
 from __future__ import annotations
@@ -15,7 +20,14 @@ from torch import Tensor
 
 from asyncllm.kernels.norm import rms_norm
 from asyncllm.kernels.support import in_triton
-from asyncllm.kernels.types import AttentionSpec, DecodeRows, HeadEncoding, Norm, PrefillRows
+from asyncllm.kernels.types import (
+    FP8_MAX,
+    AttentionSpec,
+    DecodeRows,
+    HeadEncoding,
+    Norm,
+    PrefillRows,
+)
 
 
 @in_triton("qk_norm_rope")
@@ -27,6 +39,7 @@ def encode_heads(
     keys: Tensor,
     values: Tensor,
     slot_mapping: Tensor,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """Normalise and rotate queries in place, and keys and values on the way to their pages.
 
@@ -44,8 +57,9 @@ def encode_heads(
         if encoding.normalizes_values:
             assert encoding.k_norm is not None
             v = F.rms_norm(v, v.shape[-1:], eps=encoding.k_norm.eps)
-        _write(keys, _encoded(k, encoding.k_norm, spec, encoding.rope, positions), slot_mapping)
-        _write(values, v, slot_mapping)
+        k = _encoded(k, encoding.k_norm, spec, encoding.rope, positions)
+        _write(keys, to_pages(k, None if scales is None else scales[0]), slot_mapping)
+        _write(values, to_pages(v, None if scales is None else scales[1]), slot_mapping)
     return q.copy_(_encoded(q, encoding.q_norm, spec, encoding.rope, positions))
 
 
@@ -58,6 +72,7 @@ def prefill_attention(
     rows: PrefillRows,
     spec: AttentionSpec,
     *,
+    scales: Tensor | None = None,
     sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -80,7 +95,8 @@ def prefill_attention(
     for i, (slot, start) in enumerate(zip(rows.slots.tolist(), rows.starts.tolist(), strict=True)):
         row = slice(bounds[i], bounds[i + 1])
         if row.start < row.stop:
-            out[row] = _attend(q[row], start, keys, values, block_table[slot], spec, sinks)
+            pages = keys, values, block_table[slot]
+            out[row] = _attend(q[row], start, *pages, spec, sinks, scales)
     return out
 
 
@@ -118,11 +134,12 @@ def decode_attention(
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     if not overlaps_previous:
         out.zero_()
-    keys, values, table, slots, lengths = rows
+    keys, values, table, slots, lengths, scales = rows
     for i, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
         if length > 0:
             row = slice(i, i + 1)
-            out[row] = _attend(q[row], length - 1, keys, values, table[slot], spec, sinks)
+            pages = keys, values, table[slot]
+            out[row] = _attend(q[row], length - 1, *pages, spec, sinks, scales)
     return out
 
 
@@ -147,7 +164,7 @@ def decode_heads(
     Returns:
         [rows, num_heads * head_dim].
     """
-    at = positions, rows.keys, rows.values, slot_mapping
+    at = positions, rows.keys, rows.values, slot_mapping, rows.scales
     q = encode_heads.reference(qkv.clone(), spec, encoding, *at)
     return decode_attention.reference(q, rows, spec, sinks=encoding.sinks).flatten(1)
 
@@ -195,10 +212,25 @@ def _rotate(x: Tensor, angles: Tensor, distance: int | None) -> Tensor:
     return torch.cat((first, between, second, rest), dim=-1)
 
 
+def to_pages(heads: Tensor, scale: Tensor | None) -> Tensor:
+    """Heads [tokens, heads, head_dim] as pages keep them; ``scale`` is float32 [heads] or None."""
+    if scale is None:
+        return heads
+    numbers = heads.float() * scale.reciprocal()[:, None]
+    return numbers.clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+
+
+def from_pages(stored: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """What ``to_pages`` has made, as numbers of a type."""
+    return stored.to(dtype) if scale is None else (stored.float() * scale[:, None]).to(dtype)
+
+
 def _write(pages: Tensor, heads: Tensor, slot_mapping: Tensor) -> None:
     kept = slot_mapping >= 0
     if not bool(kept.all()):
         heads, slot_mapping = heads[kept], slot_mapping[kept]
+    if pages.itemsize == 1:  # torch copies no e4m3 by index
+        pages, heads = pages.view(torch.uint8), heads.view(torch.uint8)
     pages.flatten(0, 1).index_copy_(0, slot_mapping, heads)
 
 
@@ -210,6 +242,7 @@ def _attend(
     pages: Tensor,
     spec: AttentionSpec,
     sinks: Tensor | None,
+    scales: Tensor | None,
 ) -> Tensor:
     """Attend queries [tokens, num_heads, head_dim] at positions from ``start`` on to a sequence.
 
@@ -222,9 +255,10 @@ def _attend(
     key_at = torch.arange(first, start + len(q), device=q.device)
     query_at = torch.arange(start, start + len(q), device=q.device)[:, None]
     cells = pages[key_at // page_size].long() * page_size + key_at % page_size
+    of_k, of_v = (None, None) if scales is None else scales
     k, v = (
-        tokens.flatten(0, 1)[cells].to(compute).repeat_interleave(spec.group, dim=1)
-        for tokens in (keys, values)
+        from_pages(tokens.flatten(0, 1)[cells], scale, compute).repeat_interleave(spec.group, dim=1)
+        for tokens, scale in ((keys, of_k), (values, of_v))
     )
     scores = torch.einsum("qhd,khd->hqk", q.to(compute), k) * spec.scale
     if spec.softcap is not None:

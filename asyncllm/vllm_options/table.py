@@ -20,7 +20,7 @@ SAME: Final = (
     *("default_chat_template_kwargs", "generation_config", "override_generation_config"),
     *("reasoning_parser", "dtype", "load_format", "quantization", "hf_overrides", "max_model_len"),
     *("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "device", "host", "port"),
-    *("api_key", "served_model_name", "mamba_ssm_cache_dtype"),
+    *("api_key", "served_model_name", "kv_cache_dtype", "mamba_ssm_cache_dtype"),
 )
 
 #: Short forms of these.
@@ -70,6 +70,9 @@ _NOT_NEEDED: Final = {
         "interleave-mm-strings! skip-mm-profiling! disable-mm-preprocessor-cache! "
         "disable-chunked-mm-input! allowed-local-media-path allowed-media-domains+ "
         "video-pruning-rate renderer-num-workers"
+    ),
+    "scales of an 8-bit KV cache are the checkpoint's, or measured at start-up": (
+        "calculate-kv-scales!"
     ),
     "a request's own seed makes its answer repeatable": "seed",
     "only the files for Hugging Face are read": "tokenizer-mode config-format",
@@ -160,9 +163,7 @@ _MISSING: Final = {
         "data-parallel-multi-port-external-lb/-dpm! data-parallel-supervisor-port "
         "ray-workers-use-nsight!"
     ),
-    "the KV cache has the type of --dtype": (
-        "kv-cache-dtype=auto calculate-kv-scales! kv-cache-dtype-skip-layers+"
-    ),
+    "all layers have the same type of KV cache": "kv-cache-dtype-skip-layers+",
     "set the size of the KV cache in tokens, with --kv-cache-tokens": (
         "kv-cache-memory-bytes num-gpu-blocks-override"
     ),

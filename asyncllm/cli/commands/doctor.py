@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 #: The options of serving that change what fits or how fast it is.
 OPTIONS: Final = (
     *("revision", "download_dir", "hf_overrides", "quantization", "dtype", "max_model_len"),
-    "mamba_ssm_cache_dtype",
-    "kv_cache_tokens",
+    *("mamba_ssm_cache_dtype", "kv_cache_tokens", "kv_cache_dtype"),
     *("gpu_memory_utilization", "page_size", "max_num_seqs", "max_num_batched_tokens"),
     *("prefill_chunk", "itl_target_ms"),
     *("prefix_caching", "policy", "cuda_graphs", "max_decode_steps"),

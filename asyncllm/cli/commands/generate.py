@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: Fields of EngineConfig that an answer depends on.
 _MODEL: Final = (
     *("model", "revision", "tokenizer", "chat_template", "load_format", "dtype"),
-    *("quantization", "max_model_len"),
+    *("quantization", "kv_cache_dtype", "max_model_len"),
 )
 
 _EXAMPLES: Final = """\

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -32,6 +33,9 @@ class KVPool:
 
     Args:
         specs: of all layers.
+        dtype: of the computation, or e4m3: see ``kernels.attention``.
+        scales: of layers in e4m3, by layer; 1 for those that are not named. They must not change
+            while a page is used.
 
     Attributes:
         storage: one dimension: K of all pages in the first layer, V, then the next layer.
@@ -47,6 +51,7 @@ class KVPool:
         page_size: int,
         dtype: torch.dtype,
         device: torch.device | str,
+        scales: Mapping[int, Tensor] = MappingProxyType({}),
     ) -> None:
         own = [spec for spec in specs if spec.shares is None]
         self.num_pages = num_pages
@@ -55,15 +60,22 @@ class KVPool:
         self.parts = [spec.kv_size // 2 * page_size for spec in own for _ in range(2)]
         self.storage = torch.zeros(num_pages * sum(self.parts), dtype=dtype, device=device)
         self.page_bytes = self.storage.nbytes // num_pages
+        self._scales = dict(scales) if self.storage.itemsize == 1 else {}
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         parts = iter(self.storage.split([num_pages * part for part in self.parts]))
         for spec in own:
             shape = num_pages, page_size, spec.num_kv_heads, spec.head_dim
             self._layers[spec.layer] = next(parts).view(shape), next(parts).view(shape)
+            if self.storage.itemsize == 1 and spec.layer not in scales:
+                self._scales[spec.layer] = torch.ones(2, spec.num_kv_heads, device=device)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """K and V of one layer, each [num_pages, page_size, num_kv_heads, head_dim]; contiguous."""
         return self._layers[index]
+
+    def scales(self, index: int) -> Tensor | None:
+        """Of one layer in e4m3: float32 [2, num_kv_heads]; None in the dtype of the computation."""
+        return self._scales.get(index)
 
 
 class HostPool:

@@ -71,12 +71,14 @@ def measure_step(
     size: StepSize,
     dtype: torch.dtype,
     device: Device,
+    of_cache: torch.dtype | None = None,
 ) -> StepMemory:
     """Run the largest steps on a GPU; afterwards all their memory is free again.
 
     Args:
         make_backend: makes the attention backend that will serve.
-        dtype: of the KV pool.
+        dtype: of the computation.
+        of_cache: of the KV pool, if it is another.
 
     Raises:
         ModelError: they do not fit; the message says which options make them smaller.
@@ -86,7 +88,7 @@ def measure_step(
     reserved = torch.cuda.memory_reserved(cuda)
     torch.cuda.reset_peak_memory_stats(cuda)
     try:
-        peak, captured = _peaks(model, spec, make_backend, size, dtype, device)
+        peak, captured = _peaks(model, spec, make_backend, size, dtype, device, of_cache)
     except torch.OutOfMemoryError:
         raise ModelError(
             f"a step of {size.tokens} tokens and {size.rows} rows does not fit into the "
@@ -106,10 +108,11 @@ def _peaks(
     size: StepSize,
     dtype: torch.dtype,
     device: Device,
+    of_cache: torch.dtype | None,
 ) -> tuple[int, int]:
     """The peak of reserved bytes, and ``StepMemory.captured``. Keeps nothing."""
     cuda = device.torch_device
-    pool = KVPool(model.attention_specs, 1, size.page_size, dtype, cuda)
+    pool = KVPool(model.attention_specs, 1, size.page_size, of_cache or dtype, cuda)
     sampler = Sampler(size.rows, spec.vocab_size, device)
     table = SlotTable(size.rows, -(-size.row_tokens // size.page_size), device)
     states = StatePool(model.states, 1, dtype, cuda)

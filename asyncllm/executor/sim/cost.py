@@ -122,9 +122,16 @@ class SimCost(Roofline):
         profile: measured times, if there are any; ``seconds`` is from its tables.
     """
 
-    def __init__(self, shape: Shape, gpu: Gpu, itemsize: int, profile: Profile | None = None):
-        """``itemsize``: bytes of a weight, and of an element of the KV."""
-        work = shape.work(itemsize)
+    def __init__(
+        self,
+        shape: Shape,
+        gpu: Gpu,
+        itemsize: int,
+        profile: Profile | None = None,
+        kv_itemsize: int | None = None,
+    ):
+        """``itemsize`` and ``kv_itemsize``: see ``Shape.work``."""
+        work = shape.work(itemsize, kv_itemsize)
         super().__init__(work, gpu)
         self.weight_bytes = int(shape.stored_bytes(itemsize))
         self.kv_bytes, self.state_bytes = work.kv_bytes, work.state_bytes

@@ -164,7 +164,8 @@ def resolve_sim(config: EngineConfig, spec: ModelSpec) -> tuple[EngineLimits, Si
     dtype = "bfloat16" if config.dtype == "auto" else config.dtype
     shape = shape_of(config.sim_profile, spec)
     profile = find_profile(config.sim_profile)
-    cost = SimCost(shape, H200, itemsize=4 if dtype == "float32" else 2, profile=profile)
+    kv_itemsize = 1 if config.has_fp8_cache else None
+    cost = SimCost(shape, H200, 4 if dtype == "float32" else 2, profile, kv_itemsize)
     if profile is not None and config.max_decode_steps is None:
         config = msgspec.structs.replace(config, max_decode_steps=profile.max_decode_steps)
     limits = resolve_limits(

@@ -96,8 +96,14 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         each = 4 / 8 + (3 / found.group_size if found.group_size > 0 else 0)
         return each, each
 
-    def work(self, itemsize: int) -> Work:
-        """What its steps read and compute, with KV and 16-bit weights of ``itemsize`` bytes."""
+    def work(self, itemsize: int, kv_itemsize: int | None = None) -> Work:
+        """What its steps read and compute.
+
+        Args:
+            itemsize: bytes of an element of weights that are not quantised.
+            kv_itemsize: of the KV, if not the same.
+        """
+        kv_itemsize = kv_itemsize or itemsize
         dense, expert = self._itemsizes(itemsize)
         return Work(
             kernels=KERNELS_PER_STEP
@@ -105,12 +111,12 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
             weight_bytes=self.params * dense + self.head_params * itemsize,
             expert_bytes=self.expert_params * expert,
             token_expert_bytes=self.expert_params_per_token * expert,
-            kv_bytes=self.kv_size * itemsize,
+            kv_bytes=self.kv_size * kv_itemsize,
             state_bytes=self.state_matrices + self.state_inputs * itemsize,
             token_flops=2 * (self.params + self.expert_params_per_token),
             sample_flops=2 * self.head_params,
             attention=self.attention,
-            kv_itemsize=itemsize,
+            kv_itemsize=kv_itemsize,
         )
 
 

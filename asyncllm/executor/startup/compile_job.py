@@ -30,6 +30,7 @@ OPTIONS = (
     "quantization",
     "mamba_ssm_cache_dtype",
     "attention",
+    "kv_cache_dtype",
     "max_model_len",
     "page_size",
     "max_num_seqs",

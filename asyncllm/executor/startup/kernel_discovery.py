@@ -73,7 +73,8 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
     whole = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks)
     most_captured = min(step_tokens(config, "cuda"), captured_tokens(whole))
     model = first_layers(whole)
-    pool = KVPool(model.attention_specs, 1, page_size, dtype, meta)
+    of_cache = torch.float8_e4m3fn if config.has_fp8_cache else dtype
+    pool = KVPool(model.attention_specs, 1, page_size, of_cache, meta)
     backend = PagedBackend(pool, device.upload)
     # First, as prompt attention takes longest to compile: what follows has torch import its
     # compiler and sympy, for shapes on the meta device.

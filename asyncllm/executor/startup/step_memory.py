@@ -62,7 +62,8 @@ def _step_memory(folder: Path, config: EngineConfig, dtype: torch.dtype, gpu: Gp
     whole = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks)
     captured = min(step_tokens(config, "cuda"), captured_tokens(whole))
     model = first_layers(whole)
-    pool = KVPool(model.attention_specs, 1, page_size, dtype, meta)
+    of_cache = torch.float8_e4m3fn if config.has_fp8_cache else dtype
+    pool = KVPool(model.attention_specs, 1, page_size, of_cache, meta)
     size = StepSize(max_rows, step_tokens(config, "cuda"), length, captured, page_size)
     with _Allocations() as allocations:
         sampler = Sampler(max_rows, spec.vocab_size, device)

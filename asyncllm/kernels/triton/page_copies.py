@@ -24,8 +24,9 @@ def can_copy(keys: Tensor, spec: AttentionSpec, block: int) -> bool:
     return (
         keys.is_cuda
         and gpu_of(keys.device).is_hopper
-        and keys.dtype in (torch.bfloat16, torch.float16)
+        and keys.dtype in (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
         and spec.head_dim in HEAD_DIMS
+        and spec.head_dim * keys.itemsize % (2 * SPAN.value) == 0
         and page_size % 16 == 0
         and (block % page_size == 0 or page_size % block == 0)
     )

@@ -14,8 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from asyncllm.kernels.triton.launch import Launcher
+from asyncllm.kernels.triton.launch import NATIVE, Launcher
+from asyncllm.kernels.types import FP8_MAX as _FP8_MAX
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding
+
+FP8_MAX = tl.constexpr(_FP8_MAX)
 
 
 @triton.jit
@@ -80,6 +83,20 @@ def encoded(
     return x.to(dtype), y.to(dtype)
 
 
+@triton.jit
+def in_8_bits(x, scale):
+    """Numbers as 8-bit pages keep them: see ``kernels.attention.to_pages``."""
+    x = x.to(tl.float32) * tl.div_rn(1.0, scale)
+    x = tl.maximum(x, -FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
+    x = tl.minimum(x, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
+    if not NATIVE:  # the interpreter does not round to the nearest
+        bits = x.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
+        small = (x + 24576.0) - 24576.0  # below 2^-6, numbers are 2^-9 apart
+        x = tl.where(tl.abs(x) < 0.015625, small, bits.to(tl.float32, bitcast=True))
+    return x.to(tl.float8e4nv)
+
+
 # positions and slot_mapping are often slices of an upload, of any alignment.
 @triton.jit(do_not_specialize_on_alignment=["positions", "slot_mapping"])
 def _encode_heads(
@@ -91,6 +108,7 @@ def _encode_heads(
     keys,
     values,
     slot_mapping,
+    scales,
     ROW_STRIDE: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -160,6 +178,10 @@ def _encode_heads(
             second_kv = second_v.to(second_kv.dtype)
         first_kv = tl.where(is_k, first_k, first_kv)
         second_kv = tl.where(is_k, second_k, second_kv)
+        if scales is not None:
+            scale = tl.load(scales + kv_heads, mask=kv_heads < 2 * NUM_KV_HEADS, other=1.0)
+            first_kv = in_8_bits(first_kv, scale)
+            second_kv = in_8_bits(second_kv, scale)
         pages = tl.where(is_k, keys + kv_heads * DIM, values + (kv_heads - NUM_KV_HEADS) * DIM)
         pages += place * (NUM_KV_HEADS * DIM)
         tl.store(pages + first, first_kv, mask=kv_mask & (place >= 0))
@@ -177,6 +199,7 @@ def encode_heads(
     keys: Tensor,
     values: Tensor,
     slot_mapping: Tensor,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """See ``kernels.attention.encode_heads``."""
     tokens = qkv.shape[0]
@@ -188,7 +211,7 @@ def encode_heads(
         num_warps = 4 if spec.head_dim <= 128 and qkv.shape[1] * qkv.itemsize <= 24576 else 8
         _launch(
             (tokens, 1, 1),
-            (qkv, *weights, positions, keys, values, slot_mapping),
+            (qkv, *weights, positions, keys, values, slot_mapping, scales),
             (*sizes, *kinds, *constants, encoding.normalizes_values),
             num_warps,
         )

@@ -132,7 +132,7 @@ class DecodeRows(NamedTuple):
     """Rows of one new token each, and the pages of a layer; see ``kernels.attention``.
 
     ``slots``, int [rows], are those of the sequences. ``lengths``, int [rows], are the positions
-    that are written, the new one included; 0 for padding.
+    that are written, the new one included; 0 for padding. ``scales``: see ``kernels.attention``.
     """
 
     keys: Tensor
@@ -140,6 +140,7 @@ class DecodeRows(NamedTuple):
     block_table: Tensor
     slots: Tensor
     lengths: Tensor
+    scales: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

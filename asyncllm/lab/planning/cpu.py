@@ -121,7 +121,8 @@ def plan_model(
     length = wanted_length(config, spec)
     model = make_model(spec, found, torch.device("meta"), length)
     weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-    work, speed = work_of(model, spec, found.itemsize), machine.speeds[dtype]
+    kv_itemsize = 1 if config.has_fp8_cache else None
+    work, speed = work_of(model, spec, found.itemsize, kv_itemsize), machine.speeds[dtype]
     kv_tokens = longest = 0
     try:
         limits = resolve_limits(

@@ -83,7 +83,7 @@ def rank_model(config: EngineConfig, spec: ModelSpec, gpu: Gpu) -> RankModel:
     embeddings = sum(isinstance(module, SharedEmbedding) for module in model.modules())
     return RankModel(
         spec=spec,
-        work=work_of(model, spec, dtype.itemsize),
+        work=work_of(model, spec, dtype.itemsize, 1 if config.has_fp8_cache else None),
         weight_bytes=sum(parameter.nbytes for parameter in model.parameters()),
         padded_bytes=int(sum(_padded_bytes(m) for m in model.modules() if isinstance(m, Experts))),
         table_bytes=sum(table.nbytes for table in model.buffers()),
@@ -107,8 +107,11 @@ class _Weights(NamedTuple):
     num_bytes: int = 0
 
 
-def work_of(model: CausalLM, spec: ModelSpec, itemsize: int) -> Work:
-    """What the steps of a model read and compute."""
+def work_of(
+    model: CausalLM, spec: ModelSpec, itemsize: int, kv_itemsize: int | None = None
+) -> Work:
+    """What the steps of a model read and compute; see ``Shape.work``."""
+    kv_itemsize = kv_itemsize or itemsize
     sizes: dict[str, _Weights] = {}
     layers = [module for module in model.modules() if isinstance(module, Experts)]
     owners = {part: experts for experts in layers for part in experts.modules()}
@@ -139,12 +142,12 @@ def work_of(model: CausalLM, spec: ModelSpec, itemsize: int) -> Work:
         weight_bytes=rest.num_bytes + head.num_bytes,
         expert_bytes=experts.num_bytes,
         token_expert_bytes=used * experts.num_bytes,
-        kv_bytes=model.kv_bytes_per_token(itemsize),
+        kv_bytes=model.kv_bytes_per_token(kv_itemsize),
         state_bytes=model.state_bytes(itemsize),
         token_flops=2 * (rest.elements + used * experts.elements),
         sample_flops=2 * head.elements,
         attention=Attention.of(attention),
-        kv_itemsize=itemsize,
+        kv_itemsize=kv_itemsize,
     )
 
 

@@ -43,6 +43,7 @@ from asyncllm.models.loading.checkpoint import (
     text_part,
 )
 from asyncllm.models.loading.copy_files import Source, copy_files
+from asyncllm.models.loading.kv_scales import is_kv_scale
 from asyncllm.models.loading.quantized_tensors import (
     Layout,
     StoredMatrix,
@@ -192,7 +193,8 @@ def _wanted(model: CausalLM, headers: list[tuple[str, Header]]) -> dict[str, Hea
     wanted: dict[str, Header] = {}
     for stored_name, header in headers:
         name = model.checkpoint_name(stored_name)
-        if name is None or 0 in header.shape:  # such as those of no shared expert
+        # Empty ones are such as those of no shared expert.
+        if name is None or 0 in header.shape or is_kv_scale(stored_name):
             continue
         if name in wanted:
             raise ModelError(

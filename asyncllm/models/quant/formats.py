@@ -35,7 +35,7 @@ from asyncllm.models.quant.weight import Fp8Experts, Matrix, Mxfp4Blocks, Stack
 Shape = Sequence[int]
 
 #: Unused tensors of quantised modules: scales of activations and of the KV cache.
-UNUSED = ("input_scale", "activation_scale", "k_scale", "v_scale", "q_scale", "prob_scale")
+UNUSED = ("input_scale", "activation_scale")
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _SCALES = ("weight_scale", "weight_scale_inv")

@@ -200,18 +200,19 @@ def test_pasted_lines_are_understood(line: str, expected: dict[str, Any], serve:
 
 
 def test_what_is_not_needed_gets_a_line(serve: Any) -> None:
-    changed, logged = serve("--trust-remote-code", "--tp", "2", "--kv-cache-dtype", "auto")
+    changed, logged = serve("--trust-remote-code", "--tp", "2", "--offload-backend", "auto")
     assert changed == {"tp": 2}
     assert logged == [
         "--trust-remote-code is not needed: no code of a model's repository is run",
-        "--kv-cache-dtype auto is not needed: it is so anyway",
+        "--offload-backend auto is not needed: it is so anyway",
     ]
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("serve m --kv-cache-dtype fp8", "--kv-cache-dtype fp8 is not supported: "),
+        ("serve m --cpu-offload-gb 8", "--cpu-offload-gb 8 is not supported: "),
+        ("serve m --kv-cache-dtype fp8_e5m2", "is not one of auto, fp8, fp8_e4m3"),
         (
             "serve m --enable-lora --max_loras 4",
             "--enable-lora and --max-loras are not supported: adapters",

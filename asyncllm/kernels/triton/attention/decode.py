@@ -131,6 +131,7 @@ def _decode(
     block_table,
     slots,
     lengths,
+    scales,
     out,
     partial,
     stats,
@@ -174,6 +175,8 @@ def _decode(
     query_encoding = None
     key_encoding = None
     place = None
+    k_scale = None
+    v_scale = None
     WRITES: tl.constexpr = ENCODES and KV_KINDS > 0
     if WRITES:
         place = tl.load(slot_mapping + row, eviction_policy="evict_last").to(tl.int64)
@@ -200,6 +203,10 @@ def _decode(
     token = tl.minimum(begin + lane, end - 1)
     page = load_page(table, token, begin < end, PAGE_SIZE)
     at = place_of(page, token, kv_head, PAGE_SIZE, KV_HEADS, HEAD_DIM)
+    if scales is not None:
+        k_scale = tl.load(scales + kv_head, eviction_policy="evict_last")
+        v_scale = tl.load(scales + KV_HEADS + kv_head, eviction_policy="evict_last")
+        scale *= k_scale
     queries = tl.zeros([G, D], q.dtype.element_ty)
     acc, total, peak = softmax_of_none(G, D)
     totals = tl.zeros([G, TILE], tl.float32)
@@ -218,9 +225,9 @@ def _decode(
                     tl.extra.cuda.gdc_wait()
             queries, acc, total, peak = begin_softmax(
                 q + row * q_row_stride, q_head_stride, kv_head, has_newest, place, query_encoding,
-                key_encoding, keys, values, scale, softcap, ENCODES, KV_KINDS, q_weight is not None,
-                ROTARY, DISTANCE, EPS, OFFSET, NORMALIZES_VALUES, HAS_SOFTCAP, KV_HEADS, GROUP,
-                HEAD_DIM,
+                key_encoding, keys, values, k_scale, v_scale, scale, softcap, ENCODES, KV_KINDS,
+                q_weight is not None, ROTARY, DISTANCE, EPS, OFFSET, NORMALIZES_VALUES, HAS_SOFTCAP,
+                KV_HEADS, GROUP, HEAD_DIM,
             )  # fmt: skip
             totals += tl.where(lane[None, :] == 0, total[:, None], 0.0)
         acc, totals, peak = take_tile(
@@ -233,6 +240,8 @@ def _decode(
         head = kv_head * GROUP + tl.minimum(tl.arange(0, G), GROUP - 1)
         own = tl.load(sinks + head, mask=has_newest, other=float("-inf"))
         acc, total, peak = take_sinks(acc, total, peak, own)
+    if scales is not None:
+        acc *= v_scale
     pieces = tl.maximum(tl.cdiv(stop - first, size), 1)
     finish(
         acc, total, peak, row * KV_HEADS + kv_head, piece, pieces, splits, out, partial, stats,
@@ -289,7 +298,7 @@ def decode_heads(
     if fused is None:
         fused = num_rows * spec.num_kv_heads <= FUSED_PAIRS
     if not fused:
-        q = encode_heads(qkv, spec, encoding, positions, *rows[:2], slot_mapping)
+        q = encode_heads(qkv, spec, encoding, positions, *rows[:2], slot_mapping, rows.scales)
         decode_attention(q, rows, spec, sinks=encoding.sinks, out=out.view(q.shape), cut=cut)
         return out
     cut = cut or choose_fused_cut(num_rows, spec, max_length(rows), qkv.itemsize)

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from asyncllm.kernels.triton.attention.decode_pieces import LOWEST, in_log2
+from asyncllm.kernels.triton.qk_norm_rope import in_8_bits
 
 
 @triton.jit
@@ -54,6 +55,8 @@ def begin_softmax(
     key_encoding,
     keys,
     values,
+    k_scale,
+    v_scale,
     scale,
     softcap,
     ENCODES: tl.constexpr,
@@ -77,9 +80,11 @@ def begin_softmax(
             ``place`` in the flattened pages.
         has_newest: whether the newest token belongs to this program.
         query_encoding, key_encoding: of ``load_encoding``, for what is encoded.
+        k_scale, v_scale: of 8-bit pages, or None.
+        scale: of scores, that of keys included.
 
     Returns:
-        queries [G, D], and (acc, total, peak) of the softmax.
+        queries [G, D], and (acc, total, peak) of the softmax; acc is yet to be scaled by v_scale.
     """
     G: tl.constexpr = triton.next_power_of_2(GROUP)
     D: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
@@ -108,6 +113,9 @@ def begin_softmax(
             k = _encode(
                 k_head, in_head, key_encoding, NORM, ROTARY, DISTANCE, EPS, OFFSET, HEAD_DIM
             )
+            if k_scale is not None:
+                k = in_8_bits(k, k_scale)
+                v = in_8_bits(v, v_scale)
             tl.store(keys + at, k, mask=in_head & (place >= 0))
             tl.store(values + at, v, mask=in_head & (place >= 0))
         else:

@@ -16,6 +16,7 @@ value are rows of one tile, each in a few threads. That saves up to 2.4 us of a 
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -23,6 +24,11 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.extra.cuda import gdc_wait
 
 from asyncllm.kernels.triton.attention.decode_encode import partners, scaled
+from asyncllm.kernels.triton.attention.decode_hopper_8_bits import (
+    attend_8_bits,
+    begin_8_bits,
+    joined,
+)
 from asyncllm.kernels.triton.attention.decode_hopper_parts import (
     TILE,
     Layer,
@@ -49,6 +55,7 @@ from asyncllm.kernels.triton.attention.decode_launch import (
 )
 from asyncllm.kernels.triton.launch import Launcher, next_power_of_2
 from asyncllm.kernels.triton.page_copies import SHARED, can_copy, describe
+from asyncllm.kernels.triton.qk_norm_rope import in_8_bits
 from asyncllm.kernels.types import AttentionSpec, DecodeRows
 
 
@@ -91,12 +98,25 @@ def load_heads(memory, piece, turns, layer: gl.constexpr, ENCODES: gl.constexpr)
     cell = (memory.place * layer.kv_heads + piece.kv_head) * layer.head_dim
     page = gl.where(is_key, memory.k + cell, memory.v + cell)
     query = piece.kv_head * layer.group + lane
+    cells = page[:, None] + dim[None, :]
     if ENCODES:
         # A row has all queries, then all keys, then all values.
         number = gl.where(is_query, query, lane * layer.kv_heads + piece.kv_head)
         heads = _encode(row + number * memory.q_head_stride, exists, memory, turns, layer)
         mask = (is_new & (memory.place >= 0))[:, None] & (dim >= 0)[None, :]
-        gl.store(page[:, None] + dim[None, :], heads, mask=mask)
+        if memory.scales is not None:
+            scale = memory.scales + gl.where(is_key, 0, layer.kv_heads) + piece.kv_head
+            kept = in_8_bits(heads, gl.load(scale)[:, None])
+            gl.store(cells, kept, mask=mask)
+            heads = gl.where(is_query[:, None], heads, kept.to(heads.dtype))
+        else:
+            gl.store(cells, heads, mask=mask)
+    elif memory.scales is not None:
+        at = row + query * memory.q_head_stride
+        mask = is_query[:, None] & (dim >= 0)[None, :]
+        heads = gl.load(at[:, None] + dim[None, :], mask=mask, other=0.0)
+        kept = gl.load(cells, mask=is_new[:, None] & (dim >= 0)[None, :], other=0.0)
+        heads = gl.where(is_query[:, None], heads, kept.to(heads.dtype))
     else:
         at = gl.where(is_query, row + query * memory.q_head_stride, page)
         mask = exists[:, None] & (dim >= 0)[None, :]
@@ -143,6 +163,8 @@ MAX_GROUP = 16
 FEW_PAIRS = 16
 #: Programs that run at once, two on each multiprocessor of an H200.
 ONE_WAVE = 264
+#: Tiles of 8-bit pages in shared memory.
+STAGES_OF_8_BITS = 4
 #: The layout of heads in shared memory: row after row.
 PLAIN = gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=1, order=[1, 0])
 
@@ -152,7 +174,8 @@ def supports(q: Tensor, rows: DecodeRows, spec: AttentionSpec) -> bool:
     return (
         len(q) * spec.num_kv_heads > FEW_PAIRS
         and can_copy(rows.keys, spec, TILE.value)
-        and q.dtype == rows.keys.dtype
+        and rows.keys.dtype in (q.dtype, torch.float8_e4m3fn)
+        and q.itemsize == 2
         and spec.group <= MAX_GROUP
         and spec.window is None
         and spec.softcap is None
@@ -176,17 +199,20 @@ def launch(
         pieces: ``splits`` and ``chunk`` of a ``Cut``, ``chunk`` a multiple of TILE; by default the
             measured best.
     """
-    keys, values, block_table, slots, lengths = rows
+    keys, values, block_table, slots, lengths, scales = rows
     group, page_size = spec.group, keys.shape[1]
     splits, chunk = pieces or choose_pieces(len(q), spec, max_length(rows))
-    boxes = describe(keys, TILE.value), describe(values, TILE.value)
+    words = (keys, values) if scales is None else (part.view(torch.int16) for part in rows[:2])
+    boxes = [describe(part, TILE.value) for part in words]
     args = (
         *(q, row_stride, head_stride, *heads.tensors, heads.sinks, keys, values, *boxes),
-        *(block_table, slots, lengths, out, *workspace_of(q.device, len(q), spec, splits)),
+        *(block_table, slots, lengths, scales, out, *workspace_of(q.device, len(q), spec, splits)),
         *(block_table.stride(0), splits, chunk),
     )
     columns, lanes = (max(next_power_of_2(n), 8) for n in (group, group + 2))
     stages = 3 if columns == 8 else 2  # two programs fit on a multiprocessor
+    if scales is not None:
+        stages = STAGES_OF_8_BITS
     constants = (
         *(spec.scale, page_size, spec.num_kv_heads, group, spec.head_dim, columns, lanes, stages),
         *(heads.encodes, *heads.constants, overlaps_previous),
@@ -232,6 +258,7 @@ def _decode_hopper(
     block_table,
     slots,
     lengths,
+    scales,
     out,
     partial,
     stats,
@@ -275,16 +302,21 @@ def _decode_hopper(
         page = gl.load(piece.table + newest // PAGE_SIZE)
         place = page.to(gl.int64) * PAGE_SIZE + newest % PAGE_SIZE
     memory = Memory(
-        *(q, q_row_stride, q_head_stride, q_weight, k_weight, rope, sinks, position, place),
-        *(keys, values, out, partial, stats, arrivals, splits),
+        *(q, q_row_stride, q_head_stride, q_weight, k_weight, rope, sinks, scales),
+        *(position, place, keys, values, out, partial, stats, arrivals, splits),
     )
     dtype: gl.constexpr = q.dtype.element_ty
+    # Two numbers of 8-bit pages are one word; they are multiplied as float16.
+    of_products: gl.constexpr = dtype if scales is None else gl.float16
+    word: gl.constexpr = dtype if scales is None else gl.int16
+    WORDS: gl.constexpr = HEAD_DIM if scales is None else HEAD_DIM // 2
+    QUERIES: gl.constexpr = [COLUMNS, HEAD_DIM] if scales is None else [2, COLUMNS, WORDS]
     shared = Shared(
         gl.allocate_shared_memory(dtype, [LANES, HEAD_DIM], PLAIN),
-        gl.allocate_shared_memory(dtype, [COLUMNS, HEAD_DIM], SHARED),
-        gl.allocate_shared_memory(dtype, [COLUMNS, TILE], SHARED),
-        gl.allocate_shared_memory(dtype, [STAGES, TILE, HEAD_DIM], SHARED),
-        gl.allocate_shared_memory(dtype, [STAGES, TILE, HEAD_DIM], SHARED),
+        gl.allocate_shared_memory(of_products, QUERIES, SHARED),
+        gl.allocate_shared_memory(of_products, [COLUMNS, TILE], SHARED),
+        gl.allocate_shared_memory(word, [STAGES, TILE, WORDS], SHARED),
+        gl.allocate_shared_memory(word, [STAGES, TILE, WORDS], SHARED),
         gl.allocate_shared_memory(gl.int64, [4 * STAGES, 1], mbarrier.MBarrierLayout()),
     )
     for i in gl.static_range(4 * STAGES):
@@ -316,10 +348,20 @@ def _consume(
     if not OVERLAPS:
         gdc_wait()
     heads = load_heads(memory, piece, turns, layer, ENCODES)
-    sums, totals, peak = begin(heads, piece, shared, layer)
-    for number in range(tiles_of(piece)):
-        sums, totals, peak = attend(sums, totals, peak, shared, piece, number, layer)
-    sums = gl.convert_layout(gl.permute(sums, (1, 0)), LAYOUT)
+    if memory.scales is None:
+        sums, totals, peak = begin(heads, piece, shared, layer)
+        for number in range(tiles_of(piece)):
+            sums, totals, peak = attend(sums, totals, peak, shared, piece, number, layer)
+        sums = gl.convert_layout(gl.permute(sums, (1, 0)), LAYOUT)
+    else:
+        k_scale = gl.load(memory.scales + piece.kv_head)
+        v_scale = gl.load(memory.scales + layer.kv_heads + piece.kv_head)
+        low, high, totals, peak, factor = begin_8_bits(heads, k_scale, piece, shared, layer)
+        for number in range(tiles_of(piece)):
+            low, high, totals, peak = attend_8_bits(
+                low, high, totals, peak, factor, shared, piece, number, layer
+            )
+        sums = gl.convert_layout(joined(low, high, layer), LAYOUT) * v_scale
     total = gl.convert_layout(gl.sum(totals, 0), gl.SliceLayout(1, LAYOUT))
     peak = gl.convert_layout(peak, gl.SliceLayout(1, LAYOUT))
     if memory.sinks is not None:

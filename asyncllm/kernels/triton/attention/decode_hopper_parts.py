@@ -48,9 +48,9 @@ class Shared(NamedTuple):
 
     Attributes:
         heads: [lanes, head_dim]; queries, key and value as they were loaded.
-        q: [columns, head_dim].
+        q: [columns, head_dim]; for 8-bit pages [2, columns, head_dim / 2].
         p: [columns, TILE]; weights of a tile.
-        k, v: [stages, TILE, head_dim].
+        k, v: [stages, TILE, head_dim]; of 8-bit pages, two numbers are one int16.
         barriers: [4 * stages], kind by kind.
     """
 
@@ -87,6 +87,7 @@ class Memory(NamedTuple):
     Attributes:
         q: queries, or all heads if they are not yet encoded.
         sinks: of the query heads, or None.
+        scales: of 8-bit pages, or None.
         position, place: of the newest token: its rotary position, and its index in the flattened
             pages.
     """
@@ -98,6 +99,7 @@ class Memory(NamedTuple):
     k_weight: Any
     rope: Any
     sinks: Any
+    scales: Any
     position: Any
     place: Any
     k: Any
@@ -159,7 +161,7 @@ def barrier(shared, kind: gl.constexpr, stage, layer: gl.constexpr):
 def produce(keys, values, piece, shared, layer: gl.constexpr):
     """Request tile after tile, as stages become free."""
     COPIED: gl.constexpr = keys.block_type.shape[0]
-    column = piece.kv_head * layer.head_dim
+    column = piece.kv_head * shared.k.shape[2]
     for number in range(tiles_of(piece)):
         start = piece.begin + number * TILE
         cells = find_cells(piece.table, start, piece.end, TILE, COPIED, layer.page_size)
@@ -167,7 +169,8 @@ def produce(keys, values, piece, shared, layer: gl.constexpr):
         parity = (number // layer.stages + 1) & 1
         mbarrier.wait(barrier(shared, K_FREE, stage, layer), parity)
         copy_block(keys, cells, column, shared.k, stage, barrier(shared, K_FULL, stage, layer))
-        mbarrier.wait(barrier(shared, V_FREE, stage, layer), parity)
+        if shared.v.dtype != gl.int16:  # K and V of 8-bit pages become free at the same time
+            mbarrier.wait(barrier(shared, V_FREE, stage, layer), parity)
         copy_block(values, cells, column, shared.v, stage, barrier(shared, V_FULL, stage, layer))
         if number == 0:
             gdc_launch_dependents()

@@ -84,9 +84,12 @@ def take_tile(
     """Take those tokens of a tile that exist into a running softmax; k and v are finite.
 
     Args:
+        k, v: as they are in pages, which may be 8-bit.
         totals: [G, TILE]; a partial total for each lane of a tile. Threads own their lanes, so
             they exchange nothing before the end.
     """
+    k = k.to(queries.dtype)
+    v = v.to(queries.dtype)
     scores = tl.dot(queries, tl.trans(k), input_precision=PRECISION)
     scores = in_log2(scores, scale, softcap, HAS_SOFTCAP)
     scores = tl.where(exists[None, :], scores, float("-inf"))

@@ -48,6 +48,7 @@ def prefill_attention(
     rows: PrefillRows,
     spec: AttentionSpec,
     *,
+    scales: Tensor | None = None,
     sinks: Tensor | None = None,
     out: Tensor | None = None,
     blocks: Blocks | None = None,
@@ -72,7 +73,7 @@ def prefill_attention(
     factors = (spec.scale, spec.softcap or 0.0, spec.window or 0)
     _launch(
         (spec.num_kv_heads * most, 1, 1),
-        (q, keys, values, out, block_table, tiles, sinks, *strides, *factors),
+        (q, keys, values, out, block_table, tiles, scales, sinks, *strides, *factors),
         (
             *(spec.softcap is not None, spec.window is not None),
             *(keys.shape[1], spec.num_kv_heads, group, head_dim),
@@ -112,6 +113,7 @@ def _prefill(
     out,
     block_table,
     tiles,
+    scales,
     sinks,
     table_stride,
     q_token_stride,
@@ -154,6 +156,8 @@ def _prefill(
     q_at = token.to(tl.int64) * q_token_stride + head * q_head_stride
     queries = tl.load(q + q_at[:, None] + dim[None, :], mask=inside, other=0.0)
 
+    if scales is not None:
+        scale *= tl.load(scales + kv_head)
     query_at = token + shift
     stop = end + shift  # of the keys that some query of this tile sees
     acc = tl.zeros([QUERIES, DIMS], tl.float32)
@@ -178,6 +182,8 @@ def _prefill(
     )  # fmt: skip
     if sinks is not None:
         acc, total, _ = take_sinks(acc, total, peak, tl.load(sinks + head))
+    if scales is not None:
+        acc *= tl.load(scales + KV_HEADS + kv_head)
     # Lanes without a query may have a total of 0.
     result = (acc / tl.maximum(total, 1e-30)[:, None]).to(out.dtype.element_ty)
     out_at = (token.to(tl.int64) * (KV_HEADS * GROUP) + head) * HEAD_DIM
@@ -229,7 +235,8 @@ def _attend(
             k = tl.load(keys + at)
         else:
             k = tl.load(keys + at, mask=(dim < HEAD_DIM)[None, :], other=0.0)
-        scores = tl.dot(queries, tl.trans(k), input_precision=PRECISION)
+        # Pages may be 8-bit.
+        scores = tl.dot(queries, tl.trans(k.to(queries.dtype)), input_precision=PRECISION)
         factor = scale * LOG2_E
         if HAS_SOFTCAP:
             # tanh(x) = 1 - 2 / (1 + exp(2 x))
@@ -251,6 +258,7 @@ def _attend(
             v = tl.load(values + at)
         else:
             v = tl.load(values + at, mask=(dim < HEAD_DIM)[None, :], other=0.0)
+        v = v.to(queries.dtype)
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
         peak = new_peak
     return acc, total, peak
