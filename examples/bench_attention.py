@@ -122,7 +122,7 @@ def make_backend(name: str, pool: KVPool, specs: list[AttentionSpec], device: De
     place = device.torch_device
     gpu = gpu_of(place)
     where = place, gpu.capability, gpu.multiprocessors
-    with patch.object(flashinfer, "prompt_template", lambda spec, capability: template):
+    with patch.object(flashinfer, "prompt_template", lambda *_: template):
         return flashinfer.FlashInferBackend(pool, specs, DTYPE, *where, device.upload)
 
 

@@ -77,15 +77,17 @@ def choose_backend(
 
     Args:
         specs: of all layers.
-        dtype: of the computation and of K and V.
+        dtype: of the computation.
 
     Raises:
         ModelError: the backend does not work here; the message says why.
     """
     if name == "sdpa":
         return SdpaBackend(kv)
+    keys, _ = kv.layer(kv.first_layer)
+    of_cache = None if keys.dtype == dtype else keys.dtype
     for candidate in _automatic(device) if name == "auto" else (name,):
-        problem = _obstacle(candidate, specs, dtype, device)
+        problem = _obstacle(candidate, specs, dtype, device, of_cache)
         cause: Exception | None = None
         if problem is None:
             try:
@@ -125,18 +127,25 @@ def _made(
 
 
 def _obstacle(
-    name: AttentionName, specs: Sequence[AttentionSpec], dtype: torch.dtype, device: torch.device
+    name: AttentionName,
+    specs: Sequence[AttentionSpec],
+    dtype: torch.dtype,
+    device: torch.device,
+    of_cache: torch.dtype | None,
 ) -> str | None:
     """Why these kernels cannot work here, as far as can be known before loading them."""
     if device.type != "cuda":
         return "it needs a CUDA device"
     if name == "flashinfer":
-        return _flashinfer_obstacle(specs, dtype, gpu_of(device).capability)
+        return _flashinfer_obstacle(specs, dtype, gpu_of(device).capability, of_cache)
     return obstacle(device)
 
 
 def _flashinfer_obstacle(
-    specs: Sequence[AttentionSpec], dtype: torch.dtype, capability: tuple[int, int]
+    specs: Sequence[AttentionSpec],
+    dtype: torch.dtype,
+    capability: tuple[int, int],
+    of_cache: torch.dtype | None,
 ) -> str | None:
     """Why FlashInfer's kernels cannot work on such a GPU."""
     if capability < flashinfer.MIN_CAPABILITY:
@@ -149,7 +158,7 @@ def _flashinfer_obstacle(
     problem = flashinfer.unsupported(specs, dtype)
     if problem is not None:
         return problem
-    libraries = flashinfer.libraries_for(specs, dtype, capability)
+    libraries = flashinfer.libraries_for(specs, dtype, capability, of_cache)
     missing = [library for library in libraries if not library.is_built()]
     if missing and flashinfer.find_nvcc() is None:
         return (

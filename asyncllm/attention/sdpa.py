@@ -12,9 +12,10 @@ numpy on the host, and the device only looks pages up in the block table.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -254,9 +255,10 @@ class SdpaBackend:
         pages = self._kv.layer(spec.kv_layer)
         scales = self._kv.scales(spec.kv_layer)
         q = encode_heads(qkv, spec, encoding, batch.positions, *pages, batch.slot_mapping, scales)
-        of_k, of_v = (None, None) if scales is None else scales
-        keys = _Pages(pages[0].flatten(0, 1), of_k, q.dtype)
-        values = _Pages(pages[1].flatten(0, 1), of_v, q.dtype)
+        of_heads = (None, None) if scales is None else scales
+        keys, values = (
+            partial(from_pages, *of, q.dtype) for of in zip(pages, of_heads, strict=True)
+        )
         plan: SdpaPlan = batch.plan
         is_fused = spec.softcap is None and encoding.sinks is None
         reads = plan.reads(spec.window, is_fused, q.dtype)
@@ -265,33 +267,15 @@ class SdpaBackend:
             _decode(q, keys, values, out, spec, encoding.sinks, reads)
         for chunk in reads.chunks:
             span = slice(chunk.begin, chunk.end)
-            seen_k, seen_v = keys.gather(chunk.tokens), values.gather(chunk.tokens)
+            seen_k, seen_v = keys(chunk.tokens), values(chunk.tokens)
             _prefill(q[span], seen_k, seen_v, out[span], spec, encoding.sinks, chunk.bias)
         return out.flatten(1)
 
 
-class _Pages(NamedTuple):
-    """K or V of a layer.
-
-    Attributes:
-        stored: [cells, num_kv_heads, head_dim].
-        scale: of the heads, if they are in 8 bits.
-        dtype: of the queries.
-    """
-
-    stored: Tensor
-    scale: Tensor | None
-    dtype: torch.dtype
-
-    def gather(self, tokens: Tensor) -> Tensor:
-        """Those of some cells, in the dtype of the queries."""
-        return from_pages(self.stored.index_select(0, tokens), self.scale, self.dtype)
-
-
 def _decode(
     q: Tensor,
-    keys: _Pages,
-    values: _Pages,
+    keys: Callable[[Tensor], Tensor],
+    values: Callable[[Tensor], Tensor],
     out: Tensor,
     spec: AttentionSpec,
     sinks: Tensor | None,
@@ -305,8 +289,8 @@ def _decode(
     for group in reads.groups:
         rows = group.end - group.begin
         shape = (rows, group.length, spec.num_kv_heads, spec.head_dim)
-        group_k = keys.gather(group.tokens).view(shape).transpose(1, 2)
-        group_v = values.gather(group.tokens).view(shape).transpose(1, 2)
+        group_k = keys(group.tokens).view(shape).transpose(1, 2)
+        group_v = values(group.tokens).view(shape).transpose(1, 2)
         group_q = sorted_q[group.begin : group.end].view(rows, *heads)
         group_out = sorted_out[group.begin : group.end].view(rows, *heads)
         sink = None if sinks is None else sinks.view(spec.num_kv_heads, spec.group, 1)

@@ -168,9 +168,9 @@ def _build(
             sizes = limits.num_pages, limits.page_size
             scales: dict[int, Tensor] = {}
             if config.has_fp8_cache:
-                source = None if load_format == "dummy" else folder
+                stored = None if load_format == "dummy" else folder
                 length = limits.max_model_len
-                scales = kv_scales(model, source, spec.vocab_size, length, dtype, device, ranks)
+                scales = kv_scales(model, stored, spec.vocab_size, length, dtype, device, ranks)
                 device.empty_cache()
             pool = KVPool(model.attention_specs, *sizes, of_cache, on_device, scales)
             states = StatePool(model.states, limits.num_states, dtype, on_device)

@@ -220,8 +220,13 @@ def to_pages(heads: Tensor, scale: Tensor | None) -> Tensor:
     return numbers.clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
 
 
-def from_pages(stored: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """What ``to_pages`` has made, as numbers of a type."""
+def from_pages(pages: Tensor, scale: Tensor | None, dtype: torch.dtype, cells: Tensor) -> Tensor:
+    """Heads in some cells of the flattened pages, as numbers of a type: [cells, heads, head_dim].
+
+    Args:
+        scale: that of ``to_pages``.
+    """
+    stored = pages.flatten(0, 1).index_select(0, cells)
     return stored.to(dtype) if scale is None else (stored.float() * scale[:, None]).to(dtype)
 
 
@@ -257,7 +262,7 @@ def _attend(
     cells = pages[key_at // page_size].long() * page_size + key_at % page_size
     of_k, of_v = (None, None) if scales is None else scales
     k, v = (
-        from_pages(tokens.flatten(0, 1)[cells], scale, compute).repeat_interleave(spec.group, dim=1)
+        from_pages(tokens, scale, compute, cells).repeat_interleave(spec.group, dim=1)
         for tokens, scale in ((keys, of_k), (values, of_v))
     )
     scores = torch.einsum("qhd,khd->hqk", q.to(compute), k) * spec.scale

@@ -105,7 +105,7 @@ class FlashInferBackend:
     waits for the device.
 
     Args:
-        kv: the pages, in ``dtype``, on ``device``.
+        kv: the pages, in ``dtype`` or in 8 bits, on ``device``.
         specs: of all layers; ``library.unsupported(specs, dtype)`` is None.
         capability: of the GPU.
         multiprocessors: of the GPU.
@@ -125,6 +125,9 @@ class FlashInferBackend:
         self._kv = kv
         self._device = device
         self._upload = upload
+        self._factors = {spec.layer: _of_heads(spec, kv.scales(spec.kv_layer)) for spec in specs}
+        keys, _ = kv.layer(kv.first_layer)
+        of_cache = None if keys.dtype == dtype else keys.dtype
         # Layers that differ only in their pages share plans.
         kinds = list(dict.fromkeys(spec.kind for spec in specs))
         self._kind_of_layer = {spec.layer: kinds.index(spec.kind) for spec in specs}
@@ -136,6 +139,7 @@ class FlashInferBackend:
             overlaps=capability >= HOPPER,
             partial=torch.zeros(size, dtype=torch.uint8, device=device),
             staging=Staging(device),
+            of_cache=of_cache,
         )
         self._decode = [make_kernel(decode_template(kind), kind, place) for kind in kinds]
         # Without rows, all blocks of a kernel return before they wait for the prompts' kernel. What
@@ -143,7 +147,7 @@ class FlashInferBackend:
         after_prompts = replace(place, overlaps=False)
         self._mixed_decode = [make_kernel("fa2", kind, after_prompts) for kind in kinds]
         self._prompts = [
-            make_kernel(prompt_template(kind, capability), kind, place) for kind in kinds
+            make_kernel(prompt_template(kind, capability, of_cache), kind, place) for kind in kinds
         ]
 
     def plan(self, rows: np.ndarray, block_table: Tensor) -> FlashInferPlan:
@@ -178,7 +182,12 @@ class FlashInferBackend:
             batch.plan = Running(parts, [part.on_device(table) for part in parts])
         running: Running = batch.plan
         pages = self._kv.layer(spec.kv_layer)
-        q = encode_heads(qkv, spec, encoding, batch.positions, *pages, batch.slot_mapping)
+        scales = self._kv.scales(spec.kv_layer)
+        at = batch.positions, *pages, batch.slot_mapping, scales
+        q = encode_heads(qkv, spec, encoding, *at)
+        of_queries, of_results = self._factors[spec.layer]
+        if of_queries is not None:
+            q.mul_(of_queries)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         lse: Tensor | None = None
         if spec.has_sinks:
@@ -190,6 +199,8 @@ class FlashInferBackend:
         if lse is not None:
             assert encoding.sinks is not None
             apply_sinks(out, lse, encoding.sinks)
+        if of_results is not None:
+            out.mul_(of_results)
         return out.flatten(1)
 
     def _parts(self, decodes: int, prompts: int, tokens: int, captured: bool = False) -> list[Part]:
@@ -232,3 +243,14 @@ class FlashInferBackend:
             part.num_pages = None if part.shape.captured else int(host.kv_indptr[-1])
             for planned in part.planned:
                 planned.info = planned.kernel.plan(part.shape, host, planned.memory)
+
+
+def _of_heads(spec: AttentionSpec, scales: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """The factors of query heads and of results, [num_heads, 1] each, for pages in 8 bits.
+
+    FlashInfer's kernels know one scale for all heads, at most.
+    """
+    if scales is None:
+        return None, None
+    of_queries, of_results = scales.repeat_interleave(spec.group, dim=1).unsqueeze(-1)
+    return of_queries, of_results

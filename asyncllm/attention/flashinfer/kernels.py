@@ -51,12 +51,13 @@ class Place:
     """Where all kernels of a model run.
 
     Attributes:
-        dtype: of queries, K and V.
+        dtype: of queries.
         page_size: tokens of a page.
         multiprocessors: of the GPU.
         overlaps: a kernel may start before the previous one has ended.
         partial: uint8, for the partial results of one launch after the other.
         staging: for plans.
+        of_cache: the dtype of K and V, if another.
     """
 
     dtype: torch.dtype
@@ -65,6 +66,7 @@ class Place:
     overlaps: bool
     partial: Tensor
     staging: Staging
+    of_cache: torch.dtype | None = None
 
 
 class Launch(NamedTuple):
@@ -105,7 +107,7 @@ class Kernel(Protocol):
 
 def make_kernel(template: Template, spec: AttentionSpec, place: Place) -> Kernel:
     """The kernels of that template for layers like this one; compiles them if need be."""
-    functions = Library.of(template, spec, place.dtype).load()
+    functions = Library.of(template, spec, place.dtype, place.of_cache).load()
     if template == "decode":
         return DecodeKernel(spec, place, functions)
     return PrefillKernel(template, spec, place, functions)
@@ -130,6 +132,7 @@ class DecodeKernel:
         self._place = place
         self._functions = functions
         self._of_dtype = torch.empty(0, dtype=place.dtype)
+        self._of_cache = torch.empty(0, dtype=place.of_cache or place.dtype)
 
     def plan_bytes(self, shape: Shape) -> int:
         """See ``Kernel``."""
@@ -156,7 +159,7 @@ class DecodeKernel:
             spec.head_dim,
             spec.head_dim,
             self._of_dtype,
-            self._of_dtype,
+            self._of_cache,
         )
         staged.record()
         return planned

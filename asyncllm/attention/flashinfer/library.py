@@ -48,18 +48,23 @@ def decode_template(spec: AttentionSpec) -> Template:
     return "decode" if spec.group <= CUDA_CORE_GROUP and spec.window is None else "fa2"
 
 
-def prompt_template(spec: AttentionSpec, capability: Capability) -> Template:
+def prompt_template(
+    spec: AttentionSpec, capability: Capability, of_cache: torch.dtype | None = None
+) -> Template:
     """The kernels for rows of several tokens.
 
-    FA3 needs Hopper's matmul instructions. Its tiles are tuned for heads of 128, and nvcc takes
-    minutes for each head size.
+    FA3 needs Hopper's matmul instructions, and K and V in the dtype of the queries. Its tiles are
+    tuned for heads of 128, and nvcc takes minutes for each head size.
     """
-    return "fa3" if capability == HOPPER and spec.head_dim == 128 else "fa2"
+    is_fa3 = capability == HOPPER and spec.head_dim == 128 and of_cache is None
+    return "fa3" if is_fa3 else "fa2"
 
 
-def templates(spec: AttentionSpec, capability: Capability) -> tuple[Template, ...]:
+def templates(
+    spec: AttentionSpec, capability: Capability, of_cache: torch.dtype | None = None
+) -> tuple[Template, ...]:
     """All kernels that this layer needs: decode rows of mixed steps are on FA2."""
-    return decode_template(spec), "fa2", prompt_template(spec, capability)
+    return decode_template(spec), "fa2", prompt_template(spec, capability, of_cache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ class Library:
     """The kernels of one template for one dtype and head size.
 
     Whether there is a window and a soft cap is compiled in, but not their values. Layers with sinks
-    need nothing else: see ``apply_sinks``.
+    need nothing else: see ``apply_sinks``. ``of_cache`` is the dtype of K and V, if another.
     """
 
     template: Template
@@ -75,15 +80,23 @@ class Library:
     head_dim: int
     window: bool = False
     softcap: bool = False
+    of_cache: torch.dtype | None = None
 
     @classmethod
-    def of(cls, template: Template, spec: AttentionSpec, dtype: torch.dtype) -> Library:
+    def of(
+        cls,
+        template: Template,
+        spec: AttentionSpec,
+        dtype: torch.dtype,
+        of_cache: torch.dtype | None = None,
+    ) -> Library:
         """The one for a layer."""
         window, softcap = spec.window is not None, spec.softcap is not None
-        return cls(template, dtype, spec.head_dim, window, softcap)
+        return cls(template, dtype, spec.head_dim, window, softcap, of_cache)
 
     def __str__(self) -> str:
         options = [name for name in ("window", "softcap") if getattr(self, name)]
+        options += [] if self.of_cache is None else ["fp8 cache"]
         dtype = str(self.dtype).removeprefix("torch.")
         return " ".join([self.template, dtype, f"head_dim={self.head_dim}", *options])
 
@@ -113,7 +126,8 @@ class Library:
         return get_batch_prefill_module(self.template, *self._options(), _HALF_PRECISION_SCORES)
 
     def _options(self) -> tuple[Any, ...]:
-        dtypes = (self.dtype, self.dtype, self.dtype, torch.int32)  # q, K/V, output, indices
+        # Of queries, K and V, results and indices.
+        dtypes = self.dtype, self.of_cache or self.dtype, self.dtype, torch.int32
         no_rotation = 0
         return (*dtypes, self.head_dim, self.head_dim, no_rotation, self.window, self.softcap)
 
@@ -122,13 +136,16 @@ _HALF_PRECISION_SCORES = False
 
 
 def libraries_for(
-    specs: Iterable[AttentionSpec], dtype: torch.dtype, capability: Capability
+    specs: Iterable[AttentionSpec],
+    dtype: torch.dtype,
+    capability: Capability,
+    of_cache: torch.dtype | None = None,
 ) -> list[Library]:
     """The libraries that attention in these layers loads on such a GPU."""
     libraries = [
-        Library.of(template, spec, dtype)
+        Library.of(template, spec, dtype, of_cache)
         for spec in specs
-        for template in templates(spec, capability)
+        for template in templates(spec, capability, of_cache)
     ]
     return list(dict.fromkeys(libraries))
 

@@ -15,6 +15,8 @@ from asyncllm.config import EngineConfig
 from asyncllm.executor.startup.compile_job import OPTIONS
 
 if TYPE_CHECKING:
+    import torch
+
     from asyncllm.attention.flashinfer.library import Capability, Library
     from asyncllm.models.spec import ModelSpec
 
@@ -99,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     config = config_from_args(args, EngineConfig)
     folders = _folders(models)
     if not folders or config.attention == "flashinfer":
-        _build_flashinfer(args, folders)
+        _build_flashinfer(args, folders, config)
     if folders:
         _build_triton(args, folders, config)
     return 0
@@ -119,14 +121,19 @@ def _folders(models: list[str]) -> dict[str, Path]:
     return {name: resolve_folder(name, weights=False) for name in models}
 
 
-def _build_flashinfer(args: argparse.Namespace, folders: dict[str, Path]) -> None:
+def _build_flashinfer(
+    args: argparse.Namespace, folders: dict[str, Path], config: EngineConfig
+) -> None:
+    import torch
+
     from asyncllm.executor.startup import flashinfer_prebuild as prebuild
     from asyncllm.models.spec import read_spec
 
     specs = {name: read_spec(folder) for name, folder in folders.items()}
     gpus = prebuild.prepare(args.arch)
     size = 0
-    libraries = _libraries(args, specs, gpus)
+    of_cache = torch.float8_e4m3fn if config.has_fp8_cache else None
+    libraries = _libraries(args, specs, gpus, of_cache)
     for library in libraries:
         print(f"{library}: ", end="", flush=True)
         built = prebuild.build(library, force=args.force)
@@ -139,7 +146,10 @@ def _build_flashinfer(args: argparse.Namespace, folders: dict[str, Path]) -> Non
 
 
 def _libraries(
-    args: argparse.Namespace, specs: dict[str, ModelSpec], gpus: list[Capability]
+    args: argparse.Namespace,
+    specs: dict[str, ModelSpec],
+    gpus: list[Capability],
+    of_cache: torch.dtype | None,
 ) -> list[Library]:
     """FlashInfer's libraries for the models or, without any, for the options."""
     import torch
@@ -161,7 +171,7 @@ def _libraries(
             print(f"{name} does not run on FlashInfer: {problem}")
             continue
         for gpu in gpus:
-            libraries += libraries_for(model.attention_specs, dtype, gpu)
+            libraries += libraries_for(model.attention_specs, dtype, gpu, of_cache)
     return list(dict.fromkeys(libraries))
 
 

@@ -14,7 +14,6 @@ bits. Scales are powers of two, so multiplying by them rounds nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -23,11 +22,10 @@ import torch
 from torch import Tensor
 
 from asyncllm.attention.base import ForwardBatch
-from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.executor.device import Device
-from asyncllm.executor.memory.kv_pool import KVPool
 from asyncllm.executor.step.state_pool import StatePool
-from asyncllm.kernels.types import FP8_MAX
+from asyncllm.kernels.attention import encode_heads, prefill_attention
+from asyncllm.kernels.types import FP8_MAX, AttentionSpec, HeadEncoding, PrefillRows
 from asyncllm.models.base import CausalLM
 from asyncllm.models.loading.kv_scales import read_kv_scales
 from asyncllm.parallel.ranks import Ranks
@@ -36,7 +34,6 @@ from asyncllm.parallel.ranks import Ranks
 ROOM: Final = 8.0
 #: Tokens of the measured sequence.
 TOKENS: Final = 256
-_PAGE: Final = 16
 
 
 def kv_scales(
@@ -67,33 +64,56 @@ def kv_scales(
     return found
 
 
+class _Recorder:
+    """``AttentionBackend`` of one new sequence, in plain torch.
+
+    Attributes:
+        pages: K and V of each layer, as one page of all tokens.
+    """
+
+    def __init__(self) -> None:
+        self.pages: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def plan(self, rows: np.ndarray, block_table: Tensor) -> None:
+        """There is nothing to plan."""
+
+    def forward(
+        self, qkv: Tensor, spec: AttentionSpec, encoding: HeadEncoding, batch: ForwardBatch
+    ) -> Tensor:
+        """See ``AttentionBackend.forward``."""
+        tokens, first = len(qkv), batch.slot_mapping.new_zeros(1)
+        if spec.shares is None:
+            shape = 1, tokens, spec.num_kv_heads, spec.head_dim
+            self.pages[spec.layer] = qkv.new_zeros(shape), qkv.new_zeros(shape)
+        pages = self.pages[spec.kv_layer]
+        at = batch.positions, *pages, batch.slot_mapping
+        q = encode_heads.reference(qkv, spec, encoding, *at)
+        row = PrefillRows(first, first, torch.tensor([0, tokens]))
+        of_step = q, *pages, first.view(1, 1), row, spec
+        return prefill_attention.reference(*of_step, sinks=encoding.sinks).flatten(1)
+
+
 def _measured(
     model: CausalLM, vocab_size: int, tokens: int, dtype: torch.dtype, device: Device
-) -> Mapping[int, Tensor]:
+) -> dict[int, Tensor]:
     """Scales of all layers, from one sequence of random tokens."""
-    on_device, pages = device.torch_device, -(-tokens // _PAGE)
-    pool = KVPool(model.attention_specs, pages, _PAGE, dtype, on_device)
-    states = StatePool(model.states, 1, dtype, on_device)
-    rows = np.array([[0, 0, tokens]], dtype=np.int32)
-    table = torch.arange(pages, dtype=torch.int32, device=on_device).unsqueeze(0)
-    ids = np.random.default_rng(0).integers(vocab_size, size=tokens)
+    on_device, recorder = device.torch_device, _Recorder()
     positions = torch.arange(tokens, device=on_device)
-    backend = SdpaBackend(pool)
+    states, rows = StatePool(model.states, 1, dtype, on_device), np.array([[0, 0, tokens]])
     batch = ForwardBatch(
-        device.upload(ids),
+        device.upload(np.random.default_rng(0).integers(vocab_size, size=tokens)),
         positions,
         slot_mapping=positions,
         sample_rows=positions[-1:],
-        backend=backend,
-        plan=backend.plan(rows, table),
+        backend=recorder,
+        plan=None,
         states=states.of_step(rows, np.ones(1, dtype=np.int32), device.upload),
     )
     with device.exclusive():
         model(batch)
     return {
-        spec.layer: torch.stack([scale_of(part) for part in pool.layer(spec.layer)])
-        for spec in model.attention_specs
-        if spec.shares is None
+        layer: torch.stack([scale_of(part) for part in pages])
+        for layer, pages in recorder.pages.items()
     }
 
 

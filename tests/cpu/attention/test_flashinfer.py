@@ -17,6 +17,8 @@ from asyncllm.attention.flashinfer.backend import FlashInferBackend, FlashInferP
 from asyncllm.attention.flashinfer.kernels import Place, PrefillKernel, Shape
 from asyncllm.attention.flashinfer.library import HOPPER, Capability, Library
 from asyncllm.attention.flashinfer.rows import HostRows, Staging
+from asyncllm.attention.paged import PagedBackend
+from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.kernels.types import AttentionSpec, PrefillRows
 from tests.support.models import fake_flashinfer
 from tests.support.models.attending import forward_batch
@@ -44,7 +46,7 @@ def fake_libraries() -> Any:
         # Heads of the world's size have FA3 on Hopper, too.
         patch.setattr(
             "asyncllm.attention.flashinfer.backend.prompt_template",
-            lambda spec, capability: "fa3" if capability == HOPPER else "fa2",
+            lambda spec, capability, of_cache: "fa3" if capability == HOPPER else "fa2",
         )
         patch.setattr("asyncllm.attention.flashinfer.backend.PARTIAL_BYTES", 1)
         yield
@@ -96,6 +98,18 @@ def test_random_rows_match_dense_attention(
     expected = world.run(world.dense, qkv)
     answer = world.run(make_backend(world, gpu), qkv)
     torch.testing.assert_close(answer, expected, atol=1e-5, rtol=1e-5)
+
+
+@given(lens=row_lists, has_sinks=st.booleans(), window=st.sampled_from([None, 5]))
+def test_all_backends_attend_alike_over_pages_in_8_bits(
+    lens: list[tuple[int, int]], has_sinks: bool, window: int | None
+) -> None:
+    scales = torch.tensor([[0.02, 0.25], [3.0, 2**-7]])
+    world = World(lens, specs(window, None, has_sinks), scales)
+    qkv = world.qkv(world.rows)
+    expected = world.run(PagedBackend(world.pool, torch.from_numpy), qkv)
+    for backend in (SdpaBackend(world.pool), make_backend(world)):
+        torch.testing.assert_close(world.run(backend, qkv), expected, atol=1e-5, rtol=1e-5)
 
 
 @given(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -111,7 +113,7 @@ def test_prompts_attend_like_the_reference(case: Case, kind: str) -> None:
     q, keys, values, *rest = step.arguments()
     pages = to_pages(keys, scales[0]), to_pages(values, scales[1])
     sinks = make_sinks(case.spec)
-    more = {"scales": scales, "sinks": sinks}
+    more: dict[str, Any] = {"scales": scales, "sinks": sinks}
     expected = in_torch.prefill_attention.reference(q.float(), *pages, *rest, **more)
     assert_close(prefill_attention(q, *pages, *rest, **more), expected)
 
@@ -138,14 +140,15 @@ def test_numbers_are_rounded_as_torch_rounds_them(dtype: torch.dtype) -> None:
     qkv = torch.cat((torch.zeros_like(k), k, v), dim=1).flatten(1)
     tokens = len(qkv)
     where = torch.arange(tokens, device=DEVICE)
-    pages = [torch.zeros(tokens, 1, 4, 16, device=DEVICE).to(E4M3) for _ in range(2)]
-    encode_heads(qkv, spec, HeadEncoding(None, None, None), where, *pages, where, scales)
-    for found, heads, scale in zip(pages, (k, v), scales, strict=True):
+    keys, values = (torch.zeros(tokens, 1, 4, 16, device=DEVICE).to(E4M3) for _ in range(2))
+    at = where, keys, values, where, scales
+    encode_heads(qkv, spec, HeadEncoding(None, None, None), *at)
+    for found, heads, scale in zip((keys, values), (k, v), scales, strict=True):
         expected = to_pages(heads, scale)
         both = found.squeeze(1).float(), expected.float()
         torch.testing.assert_close(*both, rtol=0.0, atol=0.0, equal_nan=True)
-    assert pages[0][0, 0, 0, 0].item() == 448.0
-    assert pages[1][1, 0, 2, 3].isnan() == (DEVICE == "cuda")
+    assert keys[0, 0, 0, 0].item() == 448.0
+    assert values[1, 0, 2, 3].isnan() == (DEVICE == "cuda")
 
 
 @on_hopper

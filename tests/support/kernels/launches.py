@@ -321,6 +321,7 @@ def launch_fp8() -> None:
         gate_up = fp8_matrix(EXPERTS * 2 * INNER, HIDDEN, blocked=blocked)
         down = fp8_matrix(EXPERTS * HIDDEN, INNER, blocked=blocked)
         mix(GatedExperts(EXPERTS, gate_up, down), (1, 16, 2048) if blocked else (16,))
+    _attend_fp8(2, SPEC)
 
 
 def launch_fp8_hopper() -> None:
@@ -333,6 +334,25 @@ def launch_fp8_hopper() -> None:
     linear(half(100, 4 * HIDDEN), narrow, residual=half(100, 4 * HIDDEN))
     by_row = fp8_matrix(HIDDEN, HIDDEN, blocked=False)
     linear(half(30, HIDDEN), by_row, half(HIDDEN))
+    _attend_fp8(70, replace(SPEC, num_heads=32))
+
+
+def _attend_fp8(rows: int, spec: AttentionSpec) -> None:
+    """Decode rows, their heads, and a prompt, over 8-bit pages."""
+    from asyncllm.kernels.triton.attention.decode import decode_attention, decode_heads
+    from asyncllm.kernels.triton.attention.prefill import prefill_attention
+    from asyncllm.kernels.triton.qk_norm_rope import encode_heads
+    from asyncllm.kernels.types import PrefillRows
+
+    keys, scales = pages().to(torch.float8_e4m3fn), torch.empty(2, SPEC.num_kv_heads)
+    table = int32(rows + 1, 256), int32(rows), int32(rows)
+    cache = DecodeRows(keys, keys, *table, scales)
+    heads = half(rows, spec.projected_size)
+    decode_attention(half(rows, spec.num_heads, SPEC.head_dim), cache, spec)
+    decode_heads(heads, encoding(), int64(rows), int64(rows), cache, spec)
+    q = encode_heads(heads, spec, encoding(), int64(rows), keys, keys, int64(rows), scales)
+    longer = PrefillRows(int32(3), int32(3), int32(4))
+    prefill_attention(q, keys, keys, table[0], longer, spec, scales=scales)
 
 
 def fp8_matrix(rows: int, columns: int, *, blocked: bool) -> Fp8Matrix:

@@ -193,9 +193,9 @@ def _attend(
     pages = paged_kv_indices[first : first + -(-keys // page_size)].long()
     group = q.shape[1] // paged_k_cache.shape[2]
     k, v = (
-        cache[pages].flatten(0, 1)[:keys].repeat_interleave(group, dim=1).transpose(0, 1)
-        for cache in (paged_k_cache, paged_v_cache)
+        cache[pages].flatten(0, 1)[:keys].to(q.dtype) for cache in (paged_k_cache, paged_v_cache)
     )
+    k, v = (part.repeat_interleave(group, dim=1).transpose(0, 1) for part in (k, v))
     scores = q[begin:end].transpose(0, 1) @ k.transpose(1, 2) * sm_scale
     if logits_soft_cap > 0:
         scores = logits_soft_cap * torch.tanh(scores / logits_soft_cap)

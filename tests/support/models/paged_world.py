@@ -32,9 +32,15 @@ def specs(
 
 
 class World:
-    """Sequences in shuffled pages that hold NaN wherever no row may look."""
+    """Sequences in shuffled pages that hold NaN wherever no row may look.
 
-    def __init__(self, lens: list[tuple[int, int]], spec: AttentionSpec):
+    Args:
+        scales: float32 [2, KV_HEADS], for pages in 8 bits; ``dense`` has none.
+    """
+
+    def __init__(
+        self, lens: list[tuple[int, int]], spec: AttentionSpec, scales: Tensor | None = None
+    ):
         self.spec = spec
         sinks = torch.linspace(-3.0, 3.0, HEADS) if spec.has_sinks else None
         self.encoding = UNCHANGED._replace(sinks=sinks)
@@ -42,7 +48,12 @@ class World:
         self.rows = np.array(
             [(s, *span) for s, span in zip(slots, lens, strict=True)], dtype=np.int32
         )
-        self.pool = KVPool([spec], SLOTS * MAX_PAGES, PAGE_SIZE, torch.float32, CPU)
+        kind = torch.float32, CPU
+        if scales is None:
+            self.pool = KVPool([spec], SLOTS * MAX_PAGES, PAGE_SIZE, *kind)
+        else:
+            kind = torch.float8_e4m3fn, CPU
+            self.pool = KVPool([spec], SLOTS * MAX_PAGES, PAGE_SIZE, *kind, {0: scales})
         self.pool.storage.fill_(torch.nan)
         self.table = torch.randperm(SLOTS * MAX_PAGES).int().view(SLOTS, MAX_PAGES)
         self.dense = DenseBackend()

@@ -8,7 +8,9 @@ of a group its 8 or 16 columns; the softmax runs along a column.
 
 Measured on an H200 (docs/kernels.md): up to 17 % faster than ``decode`` for 16 to 64 rows, 2 to 4 %
 for 96 to 224 at the GPU's power limit, and as fast for 4. Two stages are as fast; one
-stage, or 128 tokens at a time, is slower by 1 to 4 %. Idle programs cost next to nothing.
+stage, or 128 tokens at a time, is slower by 1 to 4 %. Idle programs cost next to nothing. Over
+8-bit pages it takes 0.55 to 0.6 of the time; where rows are many, three programs on a
+multiprocessor are 5 % faster than two.
 
 If the heads are not yet encoded, every program encodes its own: the queries of a group, key and
 value are rows of one tile, each in a few threads. That saves up to 2.4 us of a layer.
@@ -23,7 +25,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language.extra.cuda import gdc_wait
 
-from asyncllm.kernels.triton.attention.decode_encode import partners, scaled
 from asyncllm.kernels.triton.attention.decode_hopper_8_bits import (
     attend_8_bits,
     begin_8_bits,
@@ -35,6 +36,8 @@ from asyncllm.kernels.triton.attention.decode_hopper_parts import (
     Memory,
     Shared,
     heads_layout,
+    load_heads,
+    load_turns,
     piece_of,
     produce,
     tiles_of,
@@ -55,116 +58,13 @@ from asyncllm.kernels.triton.attention.decode_launch import (
 )
 from asyncllm.kernels.triton.launch import Launcher, next_power_of_2
 from asyncllm.kernels.triton.page_copies import SHARED, can_copy, describe
-from asyncllm.kernels.triton.qk_norm_rope import in_8_bits
 from asyncllm.kernels.types import AttentionSpec, DecodeRows
-
-
-@gluon.jit
-def _dims(layer: gl.constexpr):
-    """Elements of a head, [head_dim]."""
-    return gl.arange(0, layer.head_dim, layout=gl.SliceLayout(0, heads_layout(layer.head_dim)))
-
-
-@gluon.jit
-def load_turns(rope, position, layer: gl.constexpr):
-    """Load early the cosines and sines of each element of a head, [head_dim].
-
-    The sine is negative where the partner is subtracted.
-    """
-    HALF: gl.constexpr = layer.rotary // 2
-    dim = _dims(layer)
-    angle = rope + position * layer.rotary + gl.where(dim < HALF, dim, dim - HALF)
-    turns = dim < layer.rotary
-    cos = gl.load(angle, mask=turns, other=1.0)
-    sin = gl.load(angle + HALF, mask=turns, other=0.0)
-    return cos, gl.where(dim < HALF, -sin, sin)
-
-
-@gluon.jit
-def load_heads(memory, piece, turns, layer: gl.constexpr, ENCODES: gl.constexpr):
-    """Queries of a group, then key and value of the newest token; [lanes, head_dim].
-
-    Key and value are 0 if the newest token does not belong to this piece. If ENCODES, heads are
-    encoded as by ``kernels.attention.encode_heads``, and key and value written to their page.
-    """
-    LAYOUT: gl.constexpr = heads_layout(layer.head_dim)
-    lane = gl.arange(0, layer.lanes, layout=gl.SliceLayout(1, LAYOUT))
-    dim = _dims(layer)
-    is_query = lane < layer.group
-    is_key = lane == layer.group
-    is_new = (lane >= layer.group) & (lane < layer.group + 2) & (piece.newest >= 0)
-    exists = is_query | is_new
-    row = memory.q + piece.row * memory.q_row_stride
-    cell = (memory.place * layer.kv_heads + piece.kv_head) * layer.head_dim
-    page = gl.where(is_key, memory.k + cell, memory.v + cell)
-    query = piece.kv_head * layer.group + lane
-    cells = page[:, None] + dim[None, :]
-    if ENCODES:
-        # A row has all queries, then all keys, then all values.
-        number = gl.where(is_query, query, lane * layer.kv_heads + piece.kv_head)
-        heads = _encode(row + number * memory.q_head_stride, exists, memory, turns, layer)
-        mask = (is_new & (memory.place >= 0))[:, None] & (dim >= 0)[None, :]
-        if memory.scales is not None:
-            scale = memory.scales + gl.where(is_key, 0, layer.kv_heads) + piece.kv_head
-            kept = in_8_bits(heads, gl.load(scale)[:, None])
-            gl.store(cells, kept, mask=mask)
-            heads = gl.where(is_query[:, None], heads, kept.to(heads.dtype))
-        else:
-            gl.store(cells, heads, mask=mask)
-    elif memory.scales is not None:
-        at = row + query * memory.q_head_stride
-        mask = is_query[:, None] & (dim >= 0)[None, :]
-        heads = gl.load(at[:, None] + dim[None, :], mask=mask, other=0.0)
-        kept = gl.load(cells, mask=is_new[:, None] & (dim >= 0)[None, :], other=0.0)
-        heads = gl.where(is_query[:, None], heads, kept.to(heads.dtype))
-    else:
-        at = gl.where(is_query, row + query * memory.q_head_stride, page)
-        mask = exists[:, None] & (dim >= 0)[None, :]
-        heads = gl.load(at[:, None] + dim[None, :], mask=mask, other=0.0)
-    return heads
-
-
-@gluon.jit
-def _encode(heads, exists, memory, turns, layer: gl.constexpr):
-    """Load heads of a group, and normalise and rotate all but the value; [lanes, head_dim].
-
-    The rotary partner of each element is loaded as well, not exchanged between threads.
-
-    Args:
-        heads: addresses, [lanes].
-        exists: mask of heads, [lanes].
-        turns: of ``load_turns``, or None.
-    """
-    LAYOUT: gl.constexpr = heads_layout(layer.head_dim)
-    lane = gl.arange(0, layer.lanes, layout=gl.SliceLayout(1, LAYOUT))
-    dim = _dims(layer)
-    partner = partners(dim, layer.rotary, layer.rotary // 2)
-    mask = exists[:, None] & (dim >= 0)[None, :]
-    plain = gl.load(heads[:, None] + dim[None, :], mask=mask, other=0.0)
-    dtype: gl.constexpr = plain.dtype
-    x = plain.to(gl.float32)
-    y = x
-    if turns is not None:
-        y = gl.load(heads[:, None] + partner[None, :], mask=mask, other=0.0).to(gl.float32)
-    if memory.q_weight is not None:
-        weight = gl.where(lane < layer.group, memory.q_weight, memory.k_weight)[:, None]
-        scale = gl.rsqrt(gl.sum(x * x, 1) / layer.head_dim + layer.eps)[:, None]
-        x = scaled(x * scale, gl.load(weight + dim[None, :]), layer.offset, dtype)
-        if turns is not None:
-            y = scaled(y * scale, gl.load(weight + partner[None, :]), layer.offset, dtype)
-    if turns is not None:
-        cos, sin = turns
-        x = x * cos[None, :] + y * sin[None, :]
-    return gl.where((lane <= layer.group)[:, None], x.to(dtype), plain)
-
 
 MAX_GROUP = 16
 #: Up to this many rows times K/V heads, ``decode`` is as fast.
 FEW_PAIRS = 16
 #: Programs that run at once, two on each multiprocessor of an H200.
 ONE_WAVE = 264
-#: Tiles of 8-bit pages in shared memory.
-STAGES_OF_8_BITS = 4
 #: The layout of heads in shared memory: row after row.
 PLAIN = gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=1, order=[1, 0])
 
@@ -210,14 +110,15 @@ def launch(
         *(block_table.stride(0), splits, chunk),
     )
     columns, lanes = (max(next_power_of_2(n), 8) for n in (group, group + 2))
-    stages = 3 if columns == 8 else 2  # two programs fit on a multiprocessor
+    run, stages = _launch, 3 if columns == 8 else 2  # two programs fit on a multiprocessor
     if scales is not None:
-        stages = STAGES_OF_8_BITS
+        many = len(q) * spec.num_kv_heads > ONE_WAVE
+        run, stages = (_launch_three, 4) if many and columns == 8 else (_launch, 6)
     constants = (
         *(spec.scale, page_size, spec.num_kv_heads, group, spec.head_dim, columns, lanes, stages),
         *(heads.encodes, *heads.constants, overlaps_previous),
     )
-    _launch((spec.num_kv_heads, splits, len(q) + overlaps_previous), args, constants, num_warps=4)
+    run((spec.num_kv_heads, splits, len(q) + overlaps_previous), args, constants, num_warps=4)
 
 
 def choose_pieces(rows: int, spec: AttentionSpec, max_length: int) -> tuple[int, int]:
@@ -334,6 +235,8 @@ def _decode_hopper(
 
 #: With this many registers, two programs fit on a multiprocessor.
 _launch = Launcher(_decode_hopper, max_registers=128)
+#: And with this many three.
+_launch_three = Launcher(_decode_hopper, max_registers=80)
 
 
 @gluon.jit

@@ -1,4 +1,4 @@
-"""Data of ``decode_hopper``: constants, memory, pieces of rows, and the producer warp."""
+"""Data of ``decode_hopper``: constants, memory, pieces of rows, the producer warp, and heads."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from asyncllm.kernels.triton.attention.decode_encode import partners, scaled
 from asyncllm.kernels.triton.attention.decode_pieces import cut_row
 from asyncllm.kernels.triton.page_copies import copy_block, find_cells
+from asyncllm.kernels.triton.qk_norm_rope import in_8_bits
 
 #: Tokens of a tile.
 TILE = gl.constexpr(64)
@@ -174,3 +176,102 @@ def produce(keys, values, piece, shared, layer: gl.constexpr):
         copy_block(values, cells, column, shared.v, stage, barrier(shared, V_FULL, stage, layer))
         if number == 0:
             gdc_launch_dependents()
+
+
+@gluon.jit
+def _dims(layer: gl.constexpr):
+    """Elements of a head, [head_dim]."""
+    return gl.arange(0, layer.head_dim, layout=gl.SliceLayout(0, heads_layout(layer.head_dim)))
+
+
+@gluon.jit
+def load_turns(rope, position, layer: gl.constexpr):
+    """Load early the cosines and sines of each element of a head, [head_dim].
+
+    The sine is negative where the partner is subtracted.
+    """
+    HALF: gl.constexpr = layer.rotary // 2
+    dim = _dims(layer)
+    angle = rope + position * layer.rotary + gl.where(dim < HALF, dim, dim - HALF)
+    turns = dim < layer.rotary
+    cos = gl.load(angle, mask=turns, other=1.0)
+    sin = gl.load(angle + HALF, mask=turns, other=0.0)
+    return cos, gl.where(dim < HALF, -sin, sin)
+
+
+@gluon.jit
+def load_heads(memory, piece, turns, layer: gl.constexpr, ENCODES: gl.constexpr):
+    """Queries of a group, then key and value of the newest token; [lanes, head_dim].
+
+    Key and value are 0 if the newest token does not belong to this piece. If ENCODES, heads are
+    encoded as by ``kernels.attention.encode_heads``, and key and value written to their page.
+    """
+    LAYOUT: gl.constexpr = heads_layout(layer.head_dim)
+    lane = gl.arange(0, layer.lanes, layout=gl.SliceLayout(1, LAYOUT))
+    dim = _dims(layer)
+    is_query = lane < layer.group
+    is_key = lane == layer.group
+    is_new = (lane >= layer.group) & (lane < layer.group + 2) & (piece.newest >= 0)
+    exists = is_query | is_new
+    row = memory.q + piece.row * memory.q_row_stride
+    cell = (memory.place * layer.kv_heads + piece.kv_head) * layer.head_dim
+    page = gl.where(is_key, memory.k + cell, memory.v + cell)
+    query = piece.kv_head * layer.group + lane
+    cells = page[:, None] + dim[None, :]
+    if ENCODES:
+        # A row has all queries, then all keys, then all values.
+        number = gl.where(is_query, query, lane * layer.kv_heads + piece.kv_head)
+        heads = _encode(row + number * memory.q_head_stride, exists, memory, turns, layer)
+        mask = (is_new & (memory.place >= 0))[:, None] & (dim >= 0)[None, :]
+        if memory.scales is not None:
+            scale = memory.scales + gl.where(is_key, 0, layer.kv_heads) + piece.kv_head
+            kept = in_8_bits(heads, gl.load(scale)[:, None])
+            gl.store(cells, kept, mask=mask)
+            heads = gl.where(is_query[:, None], heads, kept.to(heads.dtype))
+        else:
+            gl.store(cells, heads, mask=mask)
+    elif memory.scales is not None:
+        at = row + query * memory.q_head_stride
+        mask = is_query[:, None] & (dim >= 0)[None, :]
+        heads = gl.load(at[:, None] + dim[None, :], mask=mask, other=0.0)
+        kept = gl.load(cells, mask=is_new[:, None] & (dim >= 0)[None, :], other=0.0)
+        heads = gl.where(is_query[:, None], heads, kept.to(heads.dtype))
+    else:
+        at = gl.where(is_query, row + query * memory.q_head_stride, page)
+        mask = exists[:, None] & (dim >= 0)[None, :]
+        heads = gl.load(at[:, None] + dim[None, :], mask=mask, other=0.0)
+    return heads
+
+
+@gluon.jit
+def _encode(heads, exists, memory, turns, layer: gl.constexpr):
+    """Load heads of a group, and normalise and rotate all but the value; [lanes, head_dim].
+
+    The rotary partner of each element is loaded as well, not exchanged between threads.
+
+    Args:
+        heads: addresses, [lanes].
+        exists: mask of heads, [lanes].
+        turns: of ``load_turns``, or None.
+    """
+    LAYOUT: gl.constexpr = heads_layout(layer.head_dim)
+    lane = gl.arange(0, layer.lanes, layout=gl.SliceLayout(1, LAYOUT))
+    dim = _dims(layer)
+    partner = partners(dim, layer.rotary, layer.rotary // 2)
+    mask = exists[:, None] & (dim >= 0)[None, :]
+    plain = gl.load(heads[:, None] + dim[None, :], mask=mask, other=0.0)
+    dtype: gl.constexpr = plain.dtype
+    x = plain.to(gl.float32)
+    y = x
+    if turns is not None:
+        y = gl.load(heads[:, None] + partner[None, :], mask=mask, other=0.0).to(gl.float32)
+    if memory.q_weight is not None:
+        weight = gl.where(lane < layer.group, memory.q_weight, memory.k_weight)[:, None]
+        scale = gl.rsqrt(gl.sum(x * x, 1) / layer.head_dim + layer.eps)[:, None]
+        x = scaled(x * scale, gl.load(weight + dim[None, :]), layer.offset, dtype)
+        if turns is not None:
+            y = scaled(y * scale, gl.load(weight + partner[None, :]), layer.offset, dtype)
+    if turns is not None:
+        cos, sin = turns
+        x = x * cos[None, :] + y * sin[None, :]
+    return gl.where((lane <= layer.group)[:, None], x.to(dtype), plain)
