@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import sys
 import tempfile
 import time
@@ -22,6 +21,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import aiohttp
+
+from tests.support.server.ports import free_port
 
 DASHBOARD: Final = Path(__file__).parents[1] / "docker" / "grafana" / "dashboards" / "asyncllm.json"
 PATIENCE: Final = 120.0
@@ -39,13 +40,6 @@ class Panel(NamedTuple):
     title: str
     expression: str
     values: list[str]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @asynccontextmanager

@@ -15,7 +15,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +23,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 from markdown_it import MarkdownIt
+
+from tests.support.server.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,9 +134,7 @@ class Desk:
             _copy_model(folder / name)
         (folder / "home").mkdir()
         (folder / "home" / ".curlrc").write_text("fail-with-body\nsilent\nshow-error\n")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.folder = folder
         self.demo_port = demo_port
         self._server: subprocess.Popen[str] | None = None

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.http.process.test_supervise import children, free_port, own_session, until
+from tests.http.process.test_supervise import children, own_session, until
+from tests.support.server.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,6 +46,14 @@ def is_ready(port: int) -> bool:
             return False
 
 
+def until_ready(process: subprocess.Popen[bytes], port: int) -> None:
+    def ready() -> bool:
+        assert process.poll() is None, f"it has ended with {process.returncode}"
+        return is_ready(port)
+
+    until(ready)
+
+
 def end(server: int) -> None:
     """Kill it, and wait until it is gone."""
     os.kill(server, signal.SIGKILL)
@@ -59,13 +68,13 @@ def test_it_is_started_again_and_again(gone: str, standby: str) -> None:
     stdout, stderr = (write, NOWHERE) if gone == "stdout" else (NOWHERE, write)
     with serving(port, standby, stdout=stdout, stderr=stderr) as process:
         os.close(write)
-        until(lambda: is_ready(port))
+        until_ready(process, port)
         if gone == "stdout":
             assert b"is ready on" in os.read(read, 4096)
         os.close(read)
         for _ in range(2):
             end(children(process.pid)[0])
-            until(lambda: is_ready(port))
+            until_ready(process, port)
             time.sleep(0.3)  # it goes on, also after it has said so
             assert is_ready(port)
         process.send_signal(signal.SIGTERM)
@@ -76,6 +85,6 @@ def test_it_is_started_again_and_again(gone: str, standby: str) -> None:
 def test_it_starts_with_closed_files(redirect: str) -> None:
     port = free_port()
     with serving(port, redirect=redirect) as process:
-        until(lambda: is_ready(port))
+        until_ready(process, port)
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0

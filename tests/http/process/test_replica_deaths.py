@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.http.process.test_replicas import SLOW, loads, metric, raw, send
-from tests.http.process.test_supervise import STREAM, children, free_port, supervised, until
+from tests.http.process.test_supervise import STREAM, children, supervised, until
+from tests.support.server.ports import free_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="supervision needs Linux")
 

@@ -17,6 +17,7 @@ import pytest
 
 from asyncllm.supervise.signals import DEAD, SAME_SECONDS
 from tests.support.server.live import until_live
+from tests.support.server.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,12 +55,6 @@ def ready_port(running: subprocess.Popen[str]) -> int:
     match = re.fullmatch(pattern, line)
     assert match, line
     return int(match[1])
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
 
 
 class Client:

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.server.ports import free_port
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -131,12 +133,6 @@ def until(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
 def is_closed(port: int) -> bool:
     with closing(socket.socket()) as client:
         return client.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
 
 
 def is_unavailable(running: Supervised) -> bool:

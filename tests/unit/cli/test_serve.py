@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from asyncllm.llm import compile_ahead
 from asyncllm.llm.async_llm import AsyncLLM
 from asyncllm.server import run as server
 from asyncllm.system.terminal import LOGGED_BYTES, LoadingBar
+from tests.support.server.ports import free_port
 
 
 @pytest.fixture
@@ -220,9 +220,7 @@ def run(code: str, *args: str) -> str:
 
 
 def test_a_server_imports_nothing_more_until_its_first_token() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-    *_, late = run(LATE, str(port)).splitlines()
+    *_, late = run(LATE, str(free_port())).splitlines()
     codecs = {name for name in late.split() if name.startswith("encodings.")}
     assert set(late.split()) - codecs == set()
 

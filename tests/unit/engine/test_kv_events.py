@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -25,6 +24,7 @@ from asyncllm.engine.kv_events import KVEventPublisher
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.errors import ModelError
 from asyncllm.executor.startup.replica_config import replica_config
+from tests.support.server.ports import free_port
 
 #: No wait of a test that passes takes this long.
 LONG = 60.0
@@ -33,15 +33,7 @@ LONG = 60.0
 @pytest.fixture
 def endpoint() -> str:
     """Two free ports, one after the other."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return f"tcp://127.0.0.1:{port}"
+    return f"tcp://127.0.0.1:{free_port(count=2)}"
 
 
 class Router:
