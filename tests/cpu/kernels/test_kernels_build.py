@@ -145,10 +145,11 @@ def test_without_a_gpu_one_must_be_named(monkeypatch: pytest.MonkeyPatch) -> Non
         gpus_of([])
 
 
-#: After kernel discovery, runs eager steps of many sizes. Prints the number of kernels discovered,
-#: and the names of further kernels that the steps launch.
+#: After kernel discovery, runs eager steps of many sizes, for each [folder, rows, ranks]. Prints
+#: how many kernels were discovered, and the names of further kernels that the steps launch.
 SWEEP = """
 import itertools
+import json
 import sys
 from pathlib import Path
 import numpy as np
@@ -160,10 +161,7 @@ from asyncllm.executor.startup.triton_prebuild import gpus_of, recorded_launches
 from asyncllm.models.spec import read_spec
 from asyncllm.wire.messages import RowParams
 
-max_rows, length, tokens = int(sys.argv[3]), 5000, 8192
-config = EngineConfig(
-    max_num_seqs=max_rows, max_num_batched_tokens=tokens, max_model_len=length, tp=int(sys.argv[4])
-)
+length, tokens = 5000, 8192
 draws = ({"temperature": 0.0}, {}, {"top_k": 50})
 changes = ({}, {"presence_penalty": 0.5, "logprobs": 5}, {"min_length": length})
 params = itertools.cycle(
@@ -171,23 +169,39 @@ params = itertools.cycle(
 )
 # Rows whose scores change are sampled 32 at a time: slots of each kind for two groups.
 mixed_slots = 100
-with recorded_launches(gpus_of([sys.argv[2]])[0]) as variants:
-    eager = kernel_discovery.run_steps(read_spec(Path(sys.argv[1])), torch.bfloat16, config)
-    discovered = len(variants)
+[gpu] = gpus_of([sys.argv[1]])
+
+# Rows of one token and prompts: each number of either, with few and many of the others.
+def steps(max_rows):
+    decodes = (0, *range(1, 10), *range(15, max_rows, max_rows // 25))
+    prompts = (0, 1, 2, 30, 100, 600)
+    pairs = {*itertools.product(decodes, (0, 1, 30)), *itertools.product((0, 1, 9, 64), prompts)}
+    return [pair for pair in sorted(pairs) if 0 < sum(pair) <= max_rows]
+
+def sweep(folder, max_rows, tp):
+    config = EngineConfig(
+        max_num_seqs=max_rows, max_num_batched_tokens=tokens, max_model_len=length, tp=tp
+    )
+    eager = kernel_discovery.run_steps(read_spec(Path(folder)), torch.bfloat16, config)
+    yield
     eager.table.num_known[:] = 0
     for slot in range(mixed_slots, max_rows):
         eager.sampler.admit(slot, RowParams(top_k=50, stop_ids=(0,)), np.zeros(1, np.int32), 1)
-    decodes = (0, *range(1, 10), *range(15, max_rows, max_rows // 25))
-    for count, prompts in itertools.product(decodes, (0, 1, 2, 30, 100, 600)):
-        if not 0 < count + prompts <= max_rows:
-            continue
+    for count, prompts in steps(max_rows):
         q_len = min(max((tokens - count) // max(prompts, 1), 2), length - 1)
         q_lens = [1] * count + [q_len - i % 2 for i in range(prompts)]
         rows = [(slot, min(slot, length - n), n) for slot, n in enumerate(q_lens)]
         for slot in range(min(len(rows), mixed_slots)):
             eager.sampler.admit(slot, next(params), np.zeros(1, np.int32), 1)
         eager(StepRows.of(np.array(rows, dtype=np.int32), eager.table))
-print(discovered, *(variant.function.__name__ for variant in variants[discovered:]))
+
+for case in json.loads(sys.argv[2]):
+    with recorded_launches(gpu) as variants:
+        swept = sweep(*case)
+        next(swept)
+        discovered = len(variants)
+        assert next(swept, "done") == "done"
+    print(discovered, *(variant.function.__name__ for variant in variants[discovered:]))
 """
 
 QWEN3 = {
@@ -222,24 +236,28 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("shape", "arch", "max_rows", "tp"),
-    [
-        ("Qwen3-0.6B", "9.0a", 200, 1),
-        ("Qwen3-0.6B", "9.0a", 200, 2),
-        ("few heads", "9.0a", 200, 1),
-        ("few heads", "9.0a", 1500, 1),
-        ("Qwen3-0.6B", "8.0", 200, 1),
+CASES = {
+    "9.0a": [
+        ("Qwen3-0.6B", 200, 1),
+        ("Qwen3-0.6B", 200, 2),
+        ("few heads", 200, 1),
+        ("few heads", 1500, 1),
     ],
-)
-def test_no_step_launches_a_kernel_that_was_not_discovered(
-    shape: str, arch: str, max_rows: int, tp: int, tmp_path: Path
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(QWEN3 | SHAPES[shape]))
-    arguments = str(tmp_path), arch, str(max_rows), str(tp)
-    discovered, *others = python("-c", SWEEP, *arguments).split()
-    assert int(discovered) > 30
-    assert not others
+    "8.0": [("Qwen3-0.6B", 200, 1)],
+}
+
+
+@pytest.mark.parametrize("arch", CASES)
+def test_no_step_launches_a_kernel_that_was_not_discovered(arch: str, tmp_path: Path) -> None:
+    for shape, sizes in SHAPES.items():
+        (tmp_path / shape).mkdir()
+        (tmp_path / shape / "config.json").write_text(json.dumps(QWEN3 | sizes))
+    cases = [(str(tmp_path / shape), *numbers) for shape, *numbers in CASES[arch]]
+    lines = python("-c", SWEEP, arch, json.dumps(cases)).splitlines()
+    for case, line in zip(cases, lines, strict=True):
+        discovered, *others = line.split()
+        assert int(discovered) > 30, case
+        assert not others, case
 
 
 DISCOVER = """
@@ -274,13 +292,14 @@ from asyncllm.executor.startup.kernel_discovery import find_variants
 from asyncllm.executor.startup.triton_prebuild import gpus_of
 from asyncllm.models.spec import read_spec
 
-folder, arch, *attentions = sys.argv[1:]
+arch, folders, attentions = sys.argv[1], sys.argv[2].split(","), sys.argv[3:]
 [gpu] = gpus_of([arch])
-for attention in attentions:
-    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 128}
-    config = EngineConfig(attention=attention, **sizes)
-    found = find_variants(read_spec(Path(folder)), torch.bfloat16, config, gpu)
-    print(*{variant.function.__name__ for variant in found})
+for folder in folders:
+    for attention in attentions:
+        sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 128}
+        config = EngineConfig(attention=attention, **sizes)
+        found = find_variants(read_spec(Path(folder)), torch.bfloat16, config, gpu)
+        print(*{variant.function.__name__ for variant in found})
 """
 
 
@@ -288,13 +307,13 @@ for attention in attentions:
     ("arch", "needed"),
     [("9.0a", {"flashinfer": True, "auto": False}), ("8.0", {"auto": True})],
 )
-@pytest.mark.parametrize("has_sinks", [False, True])
 def test_our_kernels_that_flashinfer_needs_are_discovered(
-    arch: str, needed: dict[str, bool], has_sinks: bool, folder_of: Callable[[str], Path]
+    arch: str, needed: dict[str, bool], folder_of: Callable[[str], Path]
 ) -> None:
-    folder = str(folder_of("gpt_oss") if has_sinks else demo.path())
-    lines = python("-c", FOR_FLASHINFER, folder, arch, *needed).splitlines()
-    for attention, line in zip(needed, lines, strict=True):
+    folders = {str(demo.path()): False, str(folder_of("gpt_oss")): True}
+    lines = python("-c", FOR_FLASHINFER, arch, ",".join(folders), *needed).splitlines()
+    cases = [(sinks, needs) for sinks in folders.values() for needs in needed.values()]
+    for (has_sinks, needs), line in zip(cases, lines, strict=True):
         assert "_encode_heads" in line.split()
-        assert ("_list_pages" in line.split()) == needed[attention]
-        assert ("_apply_sinks" in line.split()) == (has_sinks and needed[attention])
+        assert ("_list_pages" in line.split()) == needs
+        assert ("_apply_sinks" in line.split()) == (has_sinks and needs)

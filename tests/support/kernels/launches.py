@@ -2,7 +2,7 @@
 
 As a program, with a compute capability: compiles the kernels for a GPU that need not be here, and
 prints their names and PTX, or what went wrong, as JSON. Variants whose hashes stdin lists, as JSON,
-are not compiled.
+are not compiled; with ``sample``, each kernel is compiled once for each combination of types.
 """
 
 from __future__ import annotations
@@ -445,19 +445,34 @@ def compiled(variant: Variant, target: Any) -> tuple[str, int]:
     return kernel.asm["ptx"], kernel.metadata.shared
 
 
+def name_of(variant: Variant) -> str:
+    return f"{variant.function.__module__}.{variant.function.__name__}"
+
+
 def hash_of(variant: Variant) -> str:
     """All that Triton compiles, except the GPU for which it does."""
-    function = f"{variant.function.__module__}.{variant.function.__name__}"
     of_gpus = {"arch", "supported_fp8_dtypes"}
     options = {key: value for key, value in variant.options.items() if key not in of_gpus}
     parts = variant.signature, variant.constants, variant.attributes, options
-    said = "\n".join([function, *(repr(sorted(map(repr, part.items()))) for part in parts)])
+    said = "\n".join([name_of(variant), *(repr(sorted(map(repr, part.items()))) for part in parts)])
     return hashlib.sha256(said.encode()).hexdigest()
 
 
-def compile_modules(gpu: Gpu, names: Iterable[str], known: Container[str]) -> dict[str, Any]:
+def compile_modules(
+    gpu: Gpu, names: Iterable[str], known: Container[str], *, sample: bool = False
+) -> dict[str, Any]:
     """Of each, [kernel, hash, options of its compilation, PTX, bytes of shared memory] of what it
-    launches; or an error. The last two are None for known hashes."""
+    launches; or an error. The last two are None for known hashes, and with ``sample`` for a kernel
+    with types that it had before."""
+    seen: set[tuple[str, str]] = set()
+
+    def described(variant: Variant) -> tuple[Any, ...]:
+        typed = name_of(variant), repr(variant.signature)
+        left_out = hash_of(variant) in known or (sample and typed in seen)
+        seen.add(typed)
+        made = (None, None) if left_out else compiled(variant, gpu.target)
+        return name_of(variant), hash_of(variant), variant.options, *made
+
     launched: dict[str, Any] = {}
     with recorded_launches(gpu) as variants, torch.device("meta"):
         for name in names:
@@ -472,20 +487,14 @@ def compile_modules(gpu: Gpu, names: Iterable[str], known: Container[str]) -> di
         if isinstance(found, str):
             continue
         try:
-            launched[name] = [
-                (
-                    f"{variant.function.__module__}.{variant.function.__name__}",
-                    hash_of(variant),
-                    variant.options,
-                    *((None, None) if hash_of(variant) in known else compiled(variant, gpu.target)),
-                )
-                for variant in found
-            ]
+            launched[name] = [described(variant) for variant in found]
         except Exception:
             launched[name] = traceback.format_exc()
     return launched
 
 
 if __name__ == "__main__":
-    (gpu,) = gpus_of(sys.argv[1:])
-    print(json.dumps(compile_modules(gpu, launches_of(gpu), json.load(sys.stdin))))
+    arch, *sample = sys.argv[1:]
+    (gpu,) = gpus_of([arch])
+    known = json.load(sys.stdin)
+    print(json.dumps(compile_modules(gpu, launches_of(gpu), known, sample=bool(sample))))
