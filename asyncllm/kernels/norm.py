@@ -11,7 +11,10 @@ from asyncllm.kernels.types import Norm
 
 @in_triton("norm")
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:
-    """Normalise [..., size], whose last dimension is contiguous; the same shape and dtype."""
+    """Normalise [..., size], whose last dimension is contiguous; the same shape and dtype.
+
+    With a weight [groups, size], x is [..., groups, size], and there is no offset.
+    """
     weight, eps, offset = norm
     if offset is None:
         return weight * F.rms_norm(x, x.shape[-1:], eps=eps)

@@ -250,8 +250,7 @@ class MoeDecoderLM(DecoderLM[M]):
         shared = None
         if config.shared_expert_size > 0:
             sizes = config.hidden_size, config.shared_expert_size
-            apart = replace(place, ranks=Apart(place.ranks.rank, place.ranks.size))
-            fused = self.fuses_shared_expert
+            apart, fused = beside_experts(place), self.fuses_shared_expert
             shared = partial(GatedMLP, *sizes, config.activation, apart, fused_on_disk=fused)
         router, experts = self.make_router(config, place), self.make_experts(config, place)
         return SparseMoE(router, experts, place, shared=shared)
@@ -286,6 +285,11 @@ class MoeDecoderLM(DecoderLM[M]):
         for stored, own in self.renamed.items():
             name = name.replace(stored, own)
         return super().checkpoint_name(name)
+
+
+def beside_experts(place: Placement) -> Placement:
+    """For a shared expert beside the others, with which its share is added to those of ranks."""
+    return replace(place, ranks=Apart(place.ranks.rank, place.ranks.size))
 
 
 def shared_experts(config: MoeConfig) -> int:

@@ -26,6 +26,7 @@ from asyncllm.models.config.granite import GraniteConfig, GraniteHybridConfig, G
 from asyncllm.models.config.lfm2 import Lfm2Config, Lfm2MoeConfig
 from asyncllm.models.config.llama import LlamaConfig, SeedOssConfig, SmolLM3Config
 from asyncllm.models.config.mistral import Ministral3Config, MistralConfig, MixtralConfig
+from asyncllm.models.config.nemotron_h import NemotronHConfig
 from asyncllm.models.config.olmo import Olmo2Config, Olmo3Config, OlmoeConfig
 from asyncllm.models.config.opt import OPTConfig
 from asyncllm.models.config.phi3 import Phi3Config
@@ -98,7 +99,7 @@ FAMILIES = (
     Family("Mixtral", "mistral", "MixtralForCausalLM", MixtralConfig, ("MixtralForCausalLM",)),
     Family(
         "Qwen2, Qwen2.5",
-        "qwen2",
+        "llama",
         "Qwen2ForCausalLM",
         Qwen2Config,
         ("Qwen2ForCausalLM",),
@@ -106,7 +107,7 @@ FAMILIES = (
     ),
     Family(
         "Qwen2-VL, Qwen2.5-VL",
-        "qwen2",
+        "llama",
         "Qwen2ForCausalLM",
         Qwen2VLConfig,
         (),
@@ -217,6 +218,13 @@ FAMILIES = (
         "GraniteHybridForCausalLM",
         GraniteHybridConfig,
         ("GraniteMoeHybridForCausalLM",),
+    ),
+    Family(
+        "Nemotron-H, Nemotron 3 Nano",
+        "nemotron_h",
+        "NemotronHForCausalLM",
+        NemotronHConfig,
+        ("NemotronHForCausalLM",),
     ),
     Family("GLM-4", "glm", "GlmForCausalLM", GlmConfig, ("GlmForCausalLM",)),
     Family("GLM-4-0414", "glm", "Glm4ForCausalLM", GlmConfig, ("Glm4ForCausalLM",)),

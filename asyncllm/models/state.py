@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final, NamedTuple
+
+from asyncllm.errors import ModelError
 
 #: Bytes of a number, by ``StateShape.dtype``.
 STATE_BYTES: Final = {"float32": 4, "bfloat16": 2}
@@ -38,3 +41,28 @@ class StateShape(NamedTuple):
     def num_bytes(self, itemsize: int) -> int:
         """Of the whole state, in a model whose numbers have that many bytes."""
         return self.num_inputs * itemsize + STATE_BYTES[self.dtype] * self.num_elements
+
+
+#: JSON has no infinity, so transformers writes it as an object.
+_Number = float | dict[str, str]
+#: ``time_step_limit`` of config.json.
+StepLimit = tuple[_Number, _Number]
+
+
+def step_limits(given: StepLimit | None) -> tuple[float, float]:
+    """The least and the greatest step of Mamba-2.
+
+    Raises:
+        ModelError: what config.json has is no number.
+    """
+    least, greatest = given or (0.0, math.inf)
+    return _number(least), _number(greatest)
+
+
+def _number(value: _Number) -> float:
+    if not isinstance(value, dict):
+        return value
+    try:
+        return float(value["__float__"])
+    except (KeyError, ValueError):
+        raise ModelError(f"time_step_limit has {value}, which is no number") from None

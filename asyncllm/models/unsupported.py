@@ -18,7 +18,7 @@ _NEEDS: Final = (
         "layers with a recurrent state (delta nets of another kind)",
     ),
     (
-        r"Mamba|Jamba|Bamba|FalconH1|NemotronH|Zamba|Lfm2Vl|Plamo2|Rwkv|xLSTM"
+        r"Mamba|Jamba|Bamba|FalconH1|Zamba|Lfm2Vl|Plamo2|Rwkv|xLSTM"
         r"|RecurrentGemma|MiniMaxText|MiniMaxM1",
         "layers with a recurrent or convolutional state",
     ),

@@ -44,6 +44,14 @@ def test_any_leading_shape() -> None:
     check(torch.randn(2, 3, 5, 128, device=DEVICE))
 
 
+@pytest.mark.parametrize("tokens", [5, 300])
+def test_groups_have_weights_of_their_own(tokens: int) -> None:
+    x, weight = (torch.randn(*shape, 4, 100, device=DEVICE) for shape in ((tokens,), ()))
+    actual = rms_norm(x, Norm(weight, 1e-6))
+    expected = in_torch.rms_norm.reference(x.double(), Norm(weight.double(), 1e-6))
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-6, atol=1e-6)
+
+
 def test_strided_rows() -> None:
     wide = torch.randn(6, 512, device=DEVICE).bfloat16()
     check(wide[:, 100:300])  # rows that are not aligned

@@ -26,8 +26,9 @@ def activate(x, ACT: tl.constexpr):
         # 0.5 (1 + tanh u) = sigmoid(2 u), with u = sqrt(2 / pi) (x + 0.044715 x^3)
         return x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
     else:
-        tl.static_assert(ACT == "relu", "unknown activation")
-        return tl.where(x < 0.0, 0.0, x)  # NaN stays NaN
+        tl.static_assert(ACT == "relu" or ACT == "relu2", "unknown activation")
+        y = tl.where(x < 0.0, 0.0, x)  # NaN stays NaN
+        return y * y if ACT == "relu2" else y
 
 
 @triton.jit

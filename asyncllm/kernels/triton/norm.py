@@ -22,6 +22,7 @@ def _rms_norm(
     rows,
     ROW_STRIDE: tl.constexpr,
     SIZE: tl.constexpr,
+    GROUPS: tl.constexpr,
     EPS: tl.constexpr,
     OFFSET: tl.constexpr,
     ROWS: tl.constexpr,
@@ -32,12 +33,13 @@ def _rms_norm(
     exists = columns < SIZE
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    factors = tl.load(weight + columns, mask=exists, other=0.0).to(tl.float32)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    factors = weight + (columns if GROUPS == 1 else row % GROUPS * SIZE + columns)
+    factors = tl.load(factors, mask=exists, other=0.0).to(tl.float32)
     if OFFSET is not None:
         factors += OFFSET
     if PDL:
         tl.extra.cuda.gdc_wait()
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     mask = (row < rows) & exists
     values = tl.load(x + row * ROW_STRIDE + columns, mask=mask, other=0.0).to(tl.float32)
     values *= tl.rsqrt(tl.sum(values * values, axis=1, keep_dims=True) / SIZE + EPS)
@@ -65,6 +67,7 @@ def rms_norm(x: Tensor, norm: Norm) -> Tensor:
     per_program = max(4096 // row_bytes, 1) if count >= 1024 else 1
     num_warps = min(max(row_bytes // 2048, 4), 16)
     grid = (cdiv(count, per_program), 1, 1)
-    constants = (rows.stride(0), size, eps, offset, per_program, block)
+    groups = weight.numel() // size
+    constants = (rows.stride(0), size, groups, eps, offset, per_program, block)
     _launch(grid, (rows, weight, y, count), constants, num_warps)
     return y

@@ -29,7 +29,7 @@ Length = Annotated[int, msgspec.Meta(ge=1, le=MAX_LENGTH)]
 VocabSize = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
 
 #: Of MLPs.
-ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "relu", "silu")
+ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "relu", "relu2", "silu")
 
 
 def check_activation(name: str) -> None:
@@ -270,7 +270,7 @@ class DecoderConfig(Config, frozen=True, kw_only=True):
         """The entry of ``layer_types``, None without such a list."""
         if self.layer_types is None:
             return None
-        if len(self.layer_types) < self.num_hidden_layers:
+        if len(self.layer_types) != self.num_hidden_layers:
             raise ModelError(
                 f"layer_types has {len(self.layer_types)} entries for "
                 f"{self.num_hidden_layers} layers"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar, Final, Literal
 
 from asyncllm.errors import ModelError
@@ -16,7 +15,7 @@ from asyncllm.models.config.base import (
     Width,
 )
 from asyncllm.models.rope import RopeConfig
-from asyncllm.models.state import StateShape
+from asyncllm.models.state import StateShape, StepLimit, step_limits
 
 
 class GraniteConfig(MoeConfig, frozen=True, kw_only=True):
@@ -60,8 +59,6 @@ class GraniteMoeConfig(GraniteConfig, frozen=True, kw_only=True):
         return self.shared_intermediate_size
 
 
-#: JSON has no infinity, so transformers writes it as an object.
-_Number = float | dict[str, str]
 #: The names that layers have in different versions of config.json.
 _KINDS: Final = {"attention": FULL, FULL: FULL, "mamba": LINEAR, LINEAR: LINEAR}
 
@@ -83,7 +80,7 @@ class GraniteHybridConfig(GraniteMoeConfig, frozen=True, kw_only=True):
     mamba_expand: Size = 2
     mamba_conv_bias: bool = True
     mamba_proj_bias: bool = False
-    time_step_limit: tuple[_Number, _Number] | None = None
+    time_step_limit: StepLimit | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,8 +97,7 @@ class GraniteHybridConfig(GraniteMoeConfig, frozen=True, kw_only=True):
     @property
     def step_limits(self) -> tuple[float, float]:
         """See ``kernels.types.recurrent.Mamba``."""
-        least, greatest = self.time_step_limit or (0.0, math.inf)
-        return _number(least), _number(greatest)
+        return step_limits(self.time_step_limit)
 
     def layer_type(self, layer: int) -> str:
         return _KINDS[self._listed_layer_type(layer, tuple(_KINDS)) or LINEAR]
@@ -134,12 +130,3 @@ class GraniteHybridConfig(GraniteMoeConfig, frozen=True, kw_only=True):
                 total += self.hidden_size * (2 * inner + state.channels + state.heads)
                 total += state.num_inputs
         return total, 0
-
-
-def _number(value: _Number) -> float:
-    if not isinstance(value, dict):
-        return value
-    try:
-        return float(value["__float__"])
-    except (KeyError, ValueError):
-        raise ModelError(f"time_step_limit has {value}, which is no number") from None

@@ -27,3 +27,7 @@ class Starcoder2ForCausalLM(DecoderLM[Starcoder2Config]):
 
     def make_norm(self, config: Starcoder2Config, size: int, place: Placement) -> LayerNorm:
         return LayerNorm(size, place, eps=config.norm_epsilon)
+
+    def checkpoint_name(self, name: str) -> str | None:
+        name = name.replace(".c_fc.", ".up_proj.").replace(".c_proj.", ".down_proj.")
+        return super().checkpoint_name(name)

@@ -1,4 +1,4 @@
-"""The Mamba-2 layer of Granite 4."""
+"""The Mamba-2 layer of Granite 4 and Nemotron-H."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ from functools import partial
 from torch import Tensor
 
 from asyncllm.attention.base import ForwardBatch
-from asyncllm.errors import ModelError
 from asyncllm.kernels.recurrent.mamba import mamba
 from asyncllm.kernels.types import Norm
 from asyncllm.kernels.types.recurrent import Mamba
 from asyncllm.models.layers.linear import FusedLinear, Kept, RowLinear
-from asyncllm.models.layers.norm import RMSNorm, SharedRMSNorm
+from asyncllm.models.layers.norm import GroupedRMSNorm, RMSNorm, SharedRMSNorm
 from asyncllm.models.layers.parameter import Placement
 from asyncllm.models.layers.recurrent import HeadNumbers, RecurrentLayer, ShortConvolution
 from asyncllm.models.state import StateShape
 
 
 class MambaLayer(RecurrentLayer):
-    """[tokens, hidden] -> [needed tokens, hidden]; ranks share heads, and all have the one group of
-    keys and queries.
+    """[tokens, hidden] -> [needed tokens, hidden]; ranks share heads, and the groups of keys and
+    queries if there are several.
 
     Args:
         layer: its number.
         state: of all ranks' heads.
-        eps: of the norm of all heads together.
+        eps: of the norm of the heads of a group.
         limits: see ``kernels.types.recurrent.Mamba``.
     """
 
@@ -43,20 +42,25 @@ class MambaLayer(RecurrentLayer):
     ):
         super().__init__()
         self.layer = layer
+        count = (state.channels - state.heads * state.values) // (2 * state.keys)
+        groups = Kept(1, (slice(0, 1),))  # all ranks have it
+        if count > 1:
+            groups = Kept.share(count, "groups of keys", place.ranks)
         heads = Kept.share(state.heads, "mamba_n_heads", place.ranks)
-        values = heads.times(state.values)
-        shared = (state.channels - state.heads * state.values) // 2
-        if shared != state.keys:
-            raise ModelError(f"mamba_n_groups is {shared // state.keys}; only 1 is supported")
-        keys = Kept(shared, (slice(0, shared),))
+        values, keys = heads.times(state.values), groups.times(state.keys)
         channels = Kept.of(values, keys, keys)
         inputs = {"in_proj": Kept.of(values, values, keys, keys, heads)}
         self.in_proj = FusedLinear(hidden_size, inputs, place, bias=bias)
         self.conv1d = ShortConvolution(channels, state.width, place, bias=conv_bias)
         self.numbers = HeadNumbers(heads, ("A_log", "dt_bias", "D"), place)
-        self.norm = SharedRMSNorm(values, partial(RMSNorm, eps=eps, place=place), place.ranks)
+        if count > 1:
+            size = state.heads // count * state.values
+            self.norm: RMSNorm = GroupedRMSNorm(values, size, eps, place)
+        else:
+            self.norm = SharedRMSNorm(values, partial(RMSNorm, eps=eps, place=place), place.ranks)
         self.out_proj = RowLinear(values, hidden_size, place, bias=bias)
         self.limits = limits
+        self.groups = groups.size
         self.state = state._replace(channels=channels.size, heads=heads.size)
 
     def forward(
@@ -70,7 +74,7 @@ class MambaLayer(RecurrentLayer):
     ) -> Tensor:
         net = Mamba(
             heads=self.state.heads,
-            groups=1,
+            groups=self.groups,
             key_dim=self.state.keys,
             value_dim=self.state.values,
             convolution=self.conv1d.weight,

@@ -11,22 +11,28 @@ from asyncllm.models.layers.parameter import Placement
 
 
 class PlainMLP(nn.Module):
-    """c_proj(act(c_fc(x))), as StarCoder2 calls them: [tokens, hidden] -> [tokens, hidden]."""
+    """down(act(up(x))): [tokens, hidden] -> [tokens, hidden]."""
 
     def __init__(
-        self, hidden_size: int, intermediate_size: int, act: str, place: Placement, *, bias: bool
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        act: str,
+        place: Placement,
+        *,
+        bias: bool = False,
     ):
         super().__init__()
         inner = Kept.share(intermediate_size, "intermediate_size", place.ranks)
-        self.c_fc = FusedLinear(hidden_size, {"c_fc": inner}, place, bias=bias)
-        self.c_proj = RowLinear(inner, hidden_size, place, bias=bias)
+        self.up_proj = FusedLinear(hidden_size, {"up_proj": inner}, place, bias=bias)
+        self.down_proj = RowLinear(inner, hidden_size, place, bias=bias)
         self.act = ACTIVATIONS[act]
 
     def forward(
         self, x: Tensor, *, norm: Norm | None = None, residual: Tensor | None = None
     ) -> Tensor:
         """Normalises x first, and adds to ``residual`` in place."""
-        out: Tensor = self.c_proj(self.act(self.c_fc(x, norm=norm)), residual=residual)
+        out: Tensor = self.down_proj(self.act(self.up_proj(x, norm=norm)), residual=residual)
         return out
 
 

@@ -178,6 +178,30 @@ class Experts(Packed):
         return gate, up, _first_columns(down, features)
 
 
+class PlainExperts(Experts):
+    """Experts of two matrices: down(relu(up(x))²).
+
+    That is down(relu(gate(x)) * up(x)) where gate and up are the same, and so they are stored here:
+    all kernels take such experts.
+    """
+
+    def __init__(self, num_experts: int, hidden_size: int, size: int, place: Placement):
+        super().__init__(num_experts, hidden_size, size, "relu", place)
+
+    def modules_on_disk(self) -> dict[str, list[str]]:
+        owners = [f"experts.{expert}" for expert in range(self.routed)]
+        names = {"gate_up_proj": "up_proj", "down_proj": "down_proj"}
+        return {own: [f"{owner}.{name}" for owner in owners] for own, name in names.items()}
+
+    def parts(self) -> Iterator[tuple[str, Place]]:
+        whole, start = self.inner.whole, self.inner.slices[0].start
+        for expert in range(self.routed):
+            gate, up, down = self._of_expert(expert)
+            both = [(start, gate), (start, up)]
+            yield f"experts.{expert}.up_proj.weight", sliced(0, whole, both)
+            yield f"experts.{expert}.down_proj.weight", self.inner.place(1, down)
+
+
 class ClampedExperts(Experts):
     """gpt-oss's: with biases, and gate and up of a feature side by side, here and on disk.
 

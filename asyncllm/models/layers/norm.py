@@ -85,6 +85,27 @@ class SharedRMSNorm(RMSNorm, Stored):
         yield "weight", self.kept.place(0, self.weight)
 
 
+class GroupedRMSNorm(RMSNorm, Stored):
+    """A norm of each group of features, of which every rank has some.
+
+    Args:
+        kept: the features of this rank.
+        size: features of a group.
+    """
+
+    def __init__(self, kept: Kept, size: int, eps: float, place: Placement):
+        super().__init__(kept.size, eps, place)
+        self.kept = kept
+        self.size = size
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm = Norm(self.weight.view(-1, self.size), self.eps, self.offset)
+        return rms_norm(x.unflatten(1, (-1, self.size)), norm).flatten(1)
+
+    def parts(self) -> Iterator[tuple[str, Place]]:
+        yield "weight", self.kept.place(0, self.weight)
+
+
 class LayerNorm(nn.Module):
     """(x - mean) / std, then scaled and shifted when ``affine``."""
 

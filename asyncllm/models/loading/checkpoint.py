@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import ItemsView, Iterable
+from collections.abc import ItemsView, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, Self
@@ -186,3 +186,26 @@ def _compare(field: str, claimed: int, stored: int, what: str) -> None:
         raise ModelError(
             f"config.json has {field} {claimed}, but the weights are of {stored} {what}"
         )
+
+
+_NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+def name_on_disk(name: str, known: Mapping[str, str]) -> str:
+    """What the checkpoint would call a missing tensor: as in another layer, or as its neighbours.
+
+    Args:
+        known: the names on disk of other tensors, by the model's.
+    """
+    kind, numbers = _NUMBER.sub("#", name), iter(_NUMBER.findall(name))
+    for own, stored in known.items():
+        if _NUMBER.sub("#", own) == kind:
+            return _NUMBER.sub(lambda _: next(numbers, ""), stored)
+    parts = name.split(".")
+    for count in range(len(parts) - 1, 0, -1):
+        around = ".".join(parts[:count]) + "."
+        for own, stored in known.items():
+            rest = own.removeprefix(around)
+            if rest != own and stored.endswith(rest):
+                return stored.removesuffix(rest) + name.removeprefix(around)
+    return name

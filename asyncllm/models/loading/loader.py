@@ -38,6 +38,7 @@ from asyncllm.models.loading.checkpoint import (
     FLOATS,
     Header,
     check_sizes,
+    name_on_disk,
     read_headers,
     read_tensor,
     text_part,
@@ -220,7 +221,11 @@ def _match(
         target = missing.pop(name)
         _check(stored, main, target)
         plans[main.file].append(Source(stored, target))
-    absent = [f"{name!r} {list(target.shape)}" for name, target in missing.items()]
+    known = {name: stored.name for name, stored in headers.items()}
+    absent = [
+        f"{(name_on_disk(name, known) if number < _MAX_NAMES else name)!r} {list(target.shape)}"
+        for number, (name, target) in enumerate(missing.items())
+    ]
     problems = [f"missing {_listed(absent)}"] if absent else []
     problems += [f"unexpected {_listed(unexpected)}"] if unexpected else []
     if problems:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -227,6 +228,38 @@ def test_a_checkpoint_that_does_not_fit(
 ) -> None:
     _rewrite(llama, change)
     _assert_refused(llama, words)
+
+
+@pytest.mark.parametrize(
+    ("family", "missing", "named"),
+    [
+        (
+            "qwen3_5",
+            r"layers\.1\.linear_attn\.in_proj_b",
+            "model.layers.1.linear_attn.in_proj_b.weight",
+        ),
+        ("qwen3_5", r"in_proj_b\.", "model.layers.0.linear_attn.in_proj_b.weight"),
+        (
+            "qwen3_next",
+            r"layers\.0\.mlp\.shared_expert_gate",
+            "model.layers.0.mlp.shared_expert_gate.weight",
+        ),
+        (
+            "qwen3_5_moe_vision",
+            r"layers\.1\.linear_attn\.A_log",
+            "model.language_model.layers.1.linear_attn.A_log",
+        ),
+        ("lfm2", r"layers\.2\.conv\.in_proj\.weight", "model.layers.2.conv.in_proj.weight"),
+        ("nemotron_h", r"layers\.2\.mixer\.o_proj", "backbone.layers.2.mixer.o_proj.weight"),
+        ("nemotron_h", r"experts\.3\.up_proj", "backbone.layers.1.mixer.experts.3.up_proj.weight"),
+    ],
+)
+def test_missing_tensors_have_the_names_of_the_checkpoint(
+    family: str, missing: str, named: str, tmp_path: Path
+) -> None:
+    folder = tiny_models.make(family, tmp_path)
+    _rewrite(folder, lambda all: {n: t for n, t in all.items() if not re.search(missing, n)})
+    _assert_refused(folder, ["missing", repr(named)])
 
 
 @pytest.mark.parametrize("keep", [0, 4, 100, 0.5, 0.99])

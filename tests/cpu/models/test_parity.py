@@ -77,6 +77,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "time_step_limit": [0.5, 1.5],
         },
     ),
+    "granite4-groups": ("granite_hybrid", {"mamba_n_groups": 2}),
+    "nemotron-dense": (
+        "nemotron_h",
+        {
+            "layers_block_type": ["full_attention", "mlp", "linear_attention", "mlp"],
+            "mlp_hidden_act": "silu",
+            "mlp_bias": True,
+            "use_bias": True,
+            "use_conv_bias": False,
+            "n_groups": 1,
+        },
+    ),
     "glm4-moe-plain": (
         "glm4_moe",
         {"use_qk_norm": False, "first_k_dense_replace": 0, "n_shared_experts": 3},

@@ -288,6 +288,33 @@ def test_unknown_layer_types(tmp_path: Path) -> None:
     _assert_refused(folder, ["config.json", "'linear_attention'"])
     edit_config(folder, layer_types=["full_attention"])
     _assert_refused(folder, ["config.json", "layer_types has 1 entries for 4 layers"])
+    edit_config(folder, layer_types=["full_attention"] * 5)
+    _assert_refused(folder, ["config.json", "layer_types has 5 entries for 4 layers"])
+
+
+def test_layers_of_nemotron(tmp_path: Path) -> None:
+    folder = tiny_models.make("nemotron_h", tmp_path)
+    edit_config(
+        folder, layers_block_type=None, hybrid_override_pattern="MEM*E-", num_hidden_layers=6
+    )
+    config = read_spec(folder).config
+    assert [config.has_attention(layer) for layer in range(6)] == [False] * 3 + [True] + [False] * 2
+    assert [config.state(layer) is not None for layer in range(6)] == [True, False, True] + [
+        False
+    ] * 3
+    for wrong, words in (
+        ({"hybrid_override_pattern": "MXM*E-"}, ["hybrid_override_pattern has 'X'"]),
+        ({"hybrid_override_pattern": None}, ["neither layers_block_type nor"]),
+        ({"num_hidden_layers": 7}, ["hybrid_override_pattern has 6 entries for 7 layers"]),
+        ({"mlp_hidden_act": "silu"}, ["mlp_hidden_act is 'silu'", "only 'relu2'"]),
+        ({"mamba_hidden_act": "relu"}, ["mamba_hidden_act is 'relu'"]),
+        ({"moe_latent_size": 32}, ["moe_latent_size"]),
+        ({"n_groups": 3}, ["mamba_num_heads (8)", "n_groups (3)"]),
+    ):
+        before = json.loads((folder / "config.json").read_text())
+        edit_config(folder, **wrong)
+        _assert_refused(folder, ["config.json", *words])
+        (folder / "config.json").write_text(json.dumps(before))
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "lfm2", "granite_hybrid"])

@@ -96,6 +96,7 @@ def launch_norm() -> None:
 
     rms_norm(half(1, HIDDEN), norm(HIDDEN))
     rms_norm(half(4096, HIDDEN), norm(HIDDEN, offset=1.0))
+    rms_norm(half(3, 8, HIDDEN), Norm(half(8, HIDDEN), 1e-5))
 
 
 def launch_activation() -> None:

@@ -279,6 +279,29 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rms_norm_eps": 1e-3,
         },
     ),
+    "nemotron_h": (
+        "NemotronHConfig",
+        {
+            **_COMMON,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "layers_block_type": [
+                *("linear_attention", "moe", "full_attention", "mlp", "linear_attention", "moe"),
+            ],
+            "intermediate_size": 96,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 16,
+            "n_groups": 4,
+            "ssm_state_size": 24,
+            "time_step_min": 1e-6,  # transformers limits the steps of prompts alone by it
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "moe_shared_expert_intermediate_size": 56,
+            "routed_scaling_factor": 1.5,
+            "layer_norm_epsilon": 1e-3,
+        },
+    ),
     "glm": ("GlmConfig", {**_ROTARY, "head_dim": 16}),
     "glm4": ("Glm4Config", {**_ROTARY, "head_dim": 16}),
     "glm4_moe": (
