@@ -9,10 +9,11 @@ from types import MappingProxyType
 from torch import Tensor, nn
 
 from asyncllm.attention.base import ForwardBatch
+from asyncllm.errors import ModelError
 from asyncllm.kernels.types import AttentionSpec
 from asyncllm.models.layers.embedding import OutputProjection
 from asyncllm.models.layers.moe import SparseMoE
-from asyncllm.models.layers.parameter import Packed, Stored
+from asyncllm.models.layers.parameter import Packed, Placement, Stored
 from asyncllm.models.quant.place import Place
 from asyncllm.models.quant.weight import QuantizedWeight
 from asyncllm.models.state import StateShape
@@ -58,6 +59,14 @@ class CausalLM(nn.Module, ABC):
             if isinstance(module, SparseMoE):
                 count -= module.unused_weights()
         return count
+
+    def add_predictor(self, place: Placement) -> None:
+        """Allocate the layer that predicts one more token; see ``models.predicting``.
+
+        Raises:
+            ModelError: checkpoints of this family have none.
+        """
+        raise ModelError(f"{type(self).__name__} has no layer that predicts further tokens (MTP)")
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:

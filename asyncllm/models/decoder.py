@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from asyncllm.attention.base import ForwardBatch
-from asyncllm.kernels.types import AttentionSpec, Routing
+from asyncllm.kernels.types import AttentionSpec, Norm, Routing
 from asyncllm.models.base import CausalLM
 from asyncllm.models.config.base import DecoderConfig, MoeConfig
 from asyncllm.models.layers.attention import Attention, HeadShare
@@ -53,7 +53,7 @@ class DecoderLM(CausalLM, Generic[C]):
         super().__init__()
         self.config = config
         numbers = range(config.num_hidden_layers)
-        specs = [_spec(config, i) for i in numbers if config.has_attention(i)]
+        specs = [attention_spec(config, i) for i in numbers if config.has_attention(i)]
         self.attention_specs = [HeadShare.of(spec, place.ranks).spec for spec in specs]
         by_layer = {spec.layer: spec for spec in specs}
         mixers = [self._make_mixer(config, i, by_layer.get(i), place) for i in numbers]
@@ -141,7 +141,10 @@ class DecoderLM(CausalLM, Generic[C]):
         return states
 
     def logits(self, hidden: Tensor) -> Tensor:
-        hidden, norm = self.model.norm.before_projection(hidden)
+        return self.scores(*self.model.norm.before_projection(hidden))
+
+    def scores(self, hidden: Tensor, norm: Norm | None) -> Tensor:
+        """As ``logits``, of states that this norm normalises first."""
         if self.lm_head is None:
             scores: Tensor = self.model.embed_tokens.scores(hidden, norm)
         else:
@@ -211,7 +214,8 @@ class _Stack(nn.Module):
         return x if batch.logit_rows_only else batch.sampling(x)
 
 
-def _spec(config: DecoderConfig, layer: int) -> AttentionSpec:
+def attention_spec(config: DecoderConfig, layer: int) -> AttentionSpec:
+    """The attention of a layer, of all ranks' heads."""
     rope = config.rope(layer)
     return AttentionSpec(
         layer=layer,

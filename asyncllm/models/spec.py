@@ -39,6 +39,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         dtype: of the weights on disk, as config.json names it: "bfloat16", "float16", "float32".
         sampling: defaults for values that requests leave unset.
         quantization: of the weights on disk, or what is made of them; None: they are not quantised.
+        predicts_ahead: the layer that predicts one more token (MTP) is loaded, too.
     """
 
     architecture: str
@@ -52,6 +53,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     sampling: SamplingDefaults
     quantization: Quantization | None = None
+    predicts_ahead: bool = False
 
     @property
     def weight_format(self) -> str | None:

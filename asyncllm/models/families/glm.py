@@ -9,11 +9,12 @@ from torch import nn
 
 from asyncllm.kernels.types import AttentionSpec, Routing
 from asyncllm.models.config.glm import Glm4MoeConfig, GlmConfig
-from asyncllm.models.decoder import DecoderLM, MoeDecoderLM
+from asyncllm.models.decoder import DecoderLM
 from asyncllm.models.layers.block import SandwichNormBlock
 from asyncllm.models.layers.mlp import GatedMLP
 from asyncllm.models.layers.parameter import Placement
 from asyncllm.models.layers.router import BalancedRouter
+from asyncllm.models.predicting import PredictingLM
 
 
 class GlmForCausalLM(DecoderLM[GlmConfig]):
@@ -46,13 +47,23 @@ class Glm4ForCausalLM(GlmForCausalLM):
 _LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 
 
-class Glm4MoeForCausalLM(MoeDecoderLM[Glm4MoeConfig]):
+class Glm4MoeForCausalLM(PredictingLM[Glm4MoeConfig]):
     """Dense layers first, then experts and one that all tokens go through.
 
-    Half of each head is rotated. Layers that predict further tokens are not loaded.
+    Half of each head is rotated. Layers that predict further tokens come after the others.
     """
 
     renamed: ClassVar[dict[str, str]] = {".shared_experts.": ".shared_expert."}
+    predictor_names: ClassVar[dict[str, str | None]] = {
+        "another.": None,
+        "enorm.": "embedding_norm.",
+        "hnorm.": "hidden_norm.",
+        "eh_proj.": "project.",
+        "shared_head.norm.": "norm.",
+        "shared_head.head.": None,
+        "embed_tokens.": None,
+        "": "layer.",
+    }
 
     def make_attention(
         self, config: Glm4MoeConfig, spec: AttentionSpec, place: Placement
@@ -75,9 +86,13 @@ class Glm4MoeForCausalLM(MoeDecoderLM[Glm4MoeConfig]):
             )
         )
 
-    def checkpoint_name(self, name: str) -> str | None:
-        if (layer := _LAYER.match(name)) is not None:
-            ahead = int(layer[1]) - self.config.num_hidden_layers
-            if 0 <= ahead < self.config.num_nextn_predict_layers:
-                return None
-        return super().checkpoint_name(name)
+    def predictor_mlp(self) -> int:
+        return self.config.num_hidden_layers
+
+    def predictor_part(self, name: str) -> str | None:
+        if (layer := _LAYER.match(name)) is None:
+            return None
+        ahead, rest = int(layer[1]) - self.config.num_hidden_layers, name[layer.end() :]
+        if not 0 <= ahead < self.config.num_nextn_predict_layers:
+            return None
+        return rest if ahead == 0 else f"another.{rest}"

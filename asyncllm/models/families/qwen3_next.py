@@ -8,14 +8,14 @@ from torch import nn
 
 from asyncllm.kernels.types import AttentionSpec
 from asyncllm.models.config.qwen3_next import Qwen3NextConfig
-from asyncllm.models.decoder import MoeDecoderLM
 from asyncllm.models.layers.delta_net import GatedDeltaNet
 from asyncllm.models.layers.norm import GemmaRMSNorm
 from asyncllm.models.layers.parameter import Placement
+from asyncllm.models.predicting import PredictingLM
 
 
-class Qwen3NextForCausalLM(MoeDecoderLM[Qwen3NextConfig]):
-    """Layers that predict further tokens ("mtp") are not loaded."""
+class Qwen3NextForCausalLM(PredictingLM[Qwen3NextConfig]):
+    """Delta nets with their projections in two matrices."""
 
     norm_type = GemmaRMSNorm
     has_head_norms = True
@@ -26,6 +26,14 @@ class Qwen3NextForCausalLM(MoeDecoderLM[Qwen3NextConfig]):
     }
     #: See ``GatedDeltaNet``.
     grouped_on_disk = True
+    predictor_names: ClassVar[dict[str, str | None]] = {
+        "pre_fc_norm_embedding.": "embedding_norm.",
+        "pre_fc_norm_hidden.": "hidden_norm.",
+        "fc.": "project.",
+        "layers.0.": "layer.",
+        "layers.": None,
+    }
+    carries_normed = True
 
     def make_attention(
         self, config: Qwen3NextConfig, spec: AttentionSpec, place: Placement
@@ -38,8 +46,11 @@ class Qwen3NextForCausalLM(MoeDecoderLM[Qwen3NextConfig]):
     ) -> GatedDeltaNet:
         return GatedDeltaNet(config, layer, place, grouped_on_disk=self.grouped_on_disk)
 
-    def checkpoint_name(self, name: str) -> str | None:
-        return None if name.startswith("mtp.") else super().checkpoint_name(name)
+    def predictor_mlp(self) -> int:
+        return 0
+
+    def predictor_part(self, name: str) -> str | None:
+        return name.removeprefix("mtp.") if name.startswith("mtp.") else None
 
 
 class Qwen3_5ForCausalLM(Qwen3NextForCausalLM):

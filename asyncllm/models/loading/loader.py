@@ -147,6 +147,8 @@ def make_model(
     quantization = None if keep == "none" else spec.quantization
     place = Placement(dtype, device, quantization is not None, ranks or Alone())
     model = model_class(spec.architecture)(spec.config, place, max_length)
+    if spec.predicts_ahead:
+        model.add_predictor(place)
     if quantization is not None:
         allocate(model, place, layout_of or dummy_layout(quantization), keep)
     return model
@@ -172,6 +174,8 @@ def _read_checkpoint(folder: Path, spec: ModelSpec) -> _Checkpoint:
     spec = with_projection(spec, folder, named)
     sketch = make_model(spec, torch.float32, torch.device("meta"))
     headers = _wanted(sketch, named)
+    if spec.predicts_ahead and not any(name.startswith("predictor.") for name in headers):
+        raise ModelError(f"{folder} has no layer that predicts further tokens (MTP)")
     matrices: dict[str, StoredMatrix] = {}
     quantization = spec.quantization
     if quantization is not None and quantization.while_loading:
