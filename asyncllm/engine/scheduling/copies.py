@@ -167,8 +167,8 @@ class PageCopies:
         self.num_done += 1
         self._times.observe_copy(batch.num_pages, seconds)
         for copies in batch.saves:
+            self._num_saving -= _num_pages(copies)  # before a state that was dropped gives them up
             self._cache.backed_up(copies)
-            self._num_saving -= _num_pages(copies)
         for seq, copies in batch.loads:
             self._cache.loaded(copies)
             if seq.state is SeqState.LOADING:

@@ -138,6 +138,7 @@ class Run:
         while self.plan() or self.device.steps:  # for the copies
             self.apply()
         assert self.sched.cache.num_in_use == 0
+        assert self.sched._copies._num_saving == 0, "else newcomers wait for copies in vain"
         for seq in self.seen.values():
             self.events.update(event.kind for event in seq.timeline.events)
 

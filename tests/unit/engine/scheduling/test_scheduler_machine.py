@@ -246,6 +246,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.live
         sched = self.sched
         assert sched.leak_check.mismatch() is None
+        assert sched._copies._num_saving == 0, "else newcomers wait for copies in vain"
         assert sched.backlog.num_free_slots == sched.limits.max_num_seqs
         assert sched._admission.growth._promised == 0
         if not sched.limits.prefix_caching:

@@ -464,6 +464,22 @@ def test_whoever_waits_for_a_state_that_is_loaded_shares_it_and_may_go() -> None
     assert served.sched.cache.states.num_taken == 0
 
 
+def test_a_state_that_is_dropped_while_it_is_copied_is_not_waited_for() -> None:
+    served = with_host()
+    states = served.sched.cache.states
+    dropped = 0
+    for i in range(1, 13):
+        served.add(words(i, 80), 30)
+        while served.plan() or served.device.steps:
+            for checkpoint in list(states._locked):  # type: ignore[attr-defined]
+                if checkpoint.node is not None and checkpoint.ready:
+                    states.forget([checkpoint.node])
+                    dropped += 1
+            served.land()
+    assert dropped > 3
+    assert served.sched._copies._num_saving == 0
+
+
 def test_a_state_that_computing_is_faster_than_is_left_where_it_is() -> None:
     served = with_host(page_copy_seconds=10.0)
     served.device.copy_seconds = 10.0
