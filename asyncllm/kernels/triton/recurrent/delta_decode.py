@@ -26,9 +26,9 @@ from asyncllm.kernels.types.recurrent import UNIT_EPS, DeltaNet, LayerState, Sta
 #: Parts of a head's matrix that ``decode`` goes over, twice each: the second time they are in the
 #: cache. In one part, registers would leave room for one program on a multiprocessor.
 PASSES = 2
-#: Where there are no more programs than that, they request their matrix before they wait, and keep
-#: it: parts and warps.
-FEW = 1, 8
+#: Where each program has a multiprocessor of its own, it requests its matrix before it waits, and
+#: keeps it: parts and warps. More warps take longer to add up what each of them has.
+FEW = 1, 4
 #: Columns of a head's matrix that a program of ``step`` has, and its warps.
 COLUMNS = 64
 WARPS = 8
@@ -259,7 +259,7 @@ def decode(
     blocks = next_power_of_2(net.key_dim), next_power_of_2(net.value_dim)
     warps = max(blocks[0] * blocks[1] // 4096, 1)
     is_few = net.value_heads * len(rows.slots) <= multiprocessors(x)
-    passes, warps = (FEW[0], min(FEW[1], 2 * warps)) if is_few else (PASSES, warps)
+    passes, warps = (FEW[0], min(FEW[1], warps)) if is_few else (PASSES, warps)
     _launch(
         (net.value_heads, len(rows.slots), 1),
         (x, gates, *weights, state.inputs, state.matrices, *of_rows, y),
