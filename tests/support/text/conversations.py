@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from hypothesis import strategies as st
+
+from asyncllm.text import ChatTemplate
 
 #: Templates that do what those of the families do.
 FAMILIES: Final = {
@@ -19,6 +22,13 @@ FAMILIES: Final = {
     for path in sorted((Path(__file__).parents[2] / "data/chat_templates").glob("*.jinja"))
 }
 SPECIAL_TOKENS: Final = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+@cache
+def template_of(family: str) -> ChatTemplate:
+    """Made once, as many conversations are rendered to find out what it can do."""
+    return ChatTemplate(FAMILIES[family], SPECIAL_TOKENS)
+
 
 Message = dict[str, Any]
 

@@ -8,23 +8,20 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from asyncllm.text import ChatTemplate
 from tests.support.text.conversations import (
     FAMILIES,
-    SPECIAL_TOKENS,
     TOOLS,
     Conversation,
     conversations,
+    template_of,
 )
-
-TEMPLATES = {name: ChatTemplate(source, SPECIAL_TOKENS) for name, source in FAMILIES.items()}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=40, deadline=None)
 @given(conversation=conversations(), tools=TOOLS)
 def test_every_text_is_in_the_prompt(name: str, conversation: Conversation, tools: Any) -> None:
-    prompt = TEMPLATES[name].render(conversation.messages, tools=tools)
+    prompt = template_of(name).render(conversation.messages, tools=tools)
     words = [*conversation.words, *conversation.called]
     assert not [word for word in words if word not in prompt]
 
@@ -43,7 +40,7 @@ def test_the_next_prompt_begins_as_the_last_one(
         if follows and not is_answer
     ]
     for before, after in pairwise(requests):
-        first, second = (TEMPLATES[name].render(c.messages, tools=tools) for c in (before, after))
+        first, second = (template_of(name).render(c.messages, tools=tools) for c in (before, after))
         same = next(
             (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), len(first)
         )

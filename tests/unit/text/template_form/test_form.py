@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from asyncllm.errors import BadRequest
 from asyncllm.text import ChatTemplate
 from asyncllm.text.parsing import calls_writer, choose_formats
-from tests.support.text.conversations import FAMILIES, SPECIAL_TOKENS
+from tests.support.text.conversations import FAMILIES, SPECIAL_TOKENS, template_of
 
-TEMPLATES = {name: ChatTemplate(source, SPECIAL_TOKENS) for name, source in FAMILIES.items()}
 QUESTION = {"role": "user", "content": "Why?"}
 NEXT = {"role": "user", "content": "And now?"}
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -51,7 +50,7 @@ def result(content: Any = "found", id: str = "call_1") -> dict[str, Any]:
 
 
 def prompt(name: str, *messages: dict[str, Any], tools: Any = None) -> str:
-    return TEMPLATES[name].render(messages, tools=tools)
+    return template_of(name).render(messages, tools=tools)
 
 
 @every_family
@@ -318,7 +317,7 @@ def test_a_template_without_tools_gets_them_as_text(name: str, before: Any) -> N
         )
     ]
     assert places == sorted(places)
-    assert "tools (they are described" in TEMPLATES[name].cannot
+    assert "tools (they are described" in template_of(name).cannot
     nothing: list[Any] = [None, []]
     for tools in nothing:
         assert prompt(name, *before, QUESTION, tools=tools) == prompt(name, *before, QUESTION)
@@ -340,11 +339,11 @@ def test_a_template_that_changes_texts_is_taken_as_it_is() -> None:
 
 
 def test_what_a_template_cannot_do_is_said() -> None:
-    assert TEMPLATES["qwen2"].cannot == ""
-    assert "calls (they are written as text)" in TEMPLATES["chatml"].cannot
-    assert "system messages after the first" in TEMPLATES["qwen35"].cannot
+    assert template_of("qwen2").cannot == ""
+    assert "calls (they are written as text)" in template_of("chatml").cannot
+    assert "system messages after the first" in template_of("qwen35").cannot
     for clause in ("any id of a call", "two user turns in a row", "text beside calls"):
-        assert clause in TEMPLATES["mistral"].cannot
+        assert clause in template_of("mistral").cannot
     several = ChatTemplate({"default": FAMILIES["gemma2"], "tool_use": FAMILIES["qwen2"]})
     assert several.cannot.startswith("default: system messages")
 
