@@ -13,8 +13,9 @@ PORT   ?= 8000
 EXTRAS ?=
 # Where PyTorch comes from, if not from PyPI. Without a GPU: https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
-# Processes that run the tests, of one thread each; a gigabyte or two is what each takes.
-WORKERS ?= auto
+# Processes that run the tests, of one thread each: many tests wait, so there is one more than the
+# machine has processors. A gigabyte or two is what each takes.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 PIP    = $(VENV)/bin/python .ci/install.py --constraint constraints.txt
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q \
