@@ -27,6 +27,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
             layers.
         state_bytes: of one such slot, on one rank.
         state_pages: as many pages take as much memory as one such slot.
+        max_draft_tokens: the most tokens that a row may verify beyond its own; 0: none is drafted.
     """
 
     device: str
@@ -55,3 +56,4 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     num_states: int = 0
     state_bytes: int = 0
     state_pages: int = 0
+    max_draft_tokens: int = 0

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from asyncllm.executor.step.eager import Samples, StepForward
 from asyncllm.executor.step.inputs import StepRows
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.executor.step.state_pool import StatePool
+from asyncllm.executor.step.verification import Verification
 from asyncllm.wire.messages import (
     NO_TOKEN,
     PooledPrompt,
@@ -62,47 +63,77 @@ class StepReadback:
     """Copies to the host of sampled tokens and of everything else a step yields.
 
     Attributes:
-        rows: int64 [samples]; the plan's rows that sampled.
+        step: the rows, and what each of them samples.
+        verification: of drafts.
         tokens, columns: see ``Samples``; the tokens' copy may still run.
         logprobs: one for each decode step, or none.
         prompts, pooled: of the prompts that are scored or pooled.
-        failures: see ``StepResult``.
+        failures: see ``Samples``.
     """
 
-    rows: np.ndarray
+    step: StepRows
+    verification: Verification | None
     tokens: np.ndarray
     columns: np.ndarray | None
     logprobs: tuple[Readback[RowLogprobs], ...]
     prompts: Readback[ScoredPrompt]
     pooled: Readback[PooledPrompt]
-    failures: tuple[tuple[int, str], ...]
+    failures: tuple[tuple[int, int, str], ...]
 
     @classmethod
-    def of(cls, step: StepRows, samples: Samples, download: Download) -> StepReadback:
+    def of(
+        cls,
+        step: StepRows,
+        samples: Samples,
+        verification: Verification | None,
+        download: Download,
+    ) -> StepReadback:
         """Begin the copies of a step whose kernels may still run."""
         return cls(
-            rows=step.sampling,
+            step=step,
+            verification=verification,
             tokens=download(samples.tokens),
             columns=samples.columns,
             logprobs=tuple(Readback(logprobs, download) for logprobs in samples.logprobs),
             prompts=Readback(samples.prompts, download),
             pooled=Readback(samples.pooled, download),
-            failures=tuple(
-                (after * len(step.rows) + int(step.sampling[row]), reason)
-                for after, row, reason in samples.failures
-            ),
+            failures=samples.failures,
         )
 
-    def sampled(self) -> np.ndarray:
-        """int64 [decode_steps, samples], once the copies are done."""
-        return self.tokens if self.columns is None else self.tokens[:, self.columns]
+    def read(self) -> Sampled:
+        """What was sampled, once the copies are done."""
+        rows, num_rows = self.step.sampling, len(self.step.rows)
+        tokens = self.tokens if self.columns is None else self.tokens[:, self.columns]
+        places, wrong = np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        if self.verification is not None:
+            places, wrong = self.step.places, self.verification.wrong(tokens[0])
+        by_row = np.full((len(tokens) + int(places.max()), num_rows), NO_TOKEN, dtype="<i4")
+        if self.verification is None:
+            by_row[:, rows] = tokens
+        else:
+            by_row[places, rows] = tokens[0]
+            by_row[places[wrong], rows[wrong]] = NO_TOKEN
 
-    def row_logprobs(self, num_rows: int) -> Iterator[RowLogprobs]:
-        """Each with its index into ``StepResult.tokens``, once the copies are done."""
-        for after, part in enumerate(self.logprobs):
-            for entry in part.read():
-                row = after * num_rows + int(self.rows[entry.row])
-                yield msgspec.structs.replace(entry, row=row)
+        def index(after: int, sample: int) -> int:
+            place = after if self.verification is None else int(places[sample])
+            return place * num_rows + int(rows[sample])
+
+        logprobs = (
+            msgspec.structs.replace(entry, row=index(after, entry.row))
+            for after, part in enumerate(self.logprobs)
+            for entry in part.read()
+            if entry.row not in wrong
+        )
+        failures = ((index(after, sample), reason) for after, sample, reason in self.failures)
+        return Sampled(by_row, tuple(logprobs), tuple(failures))
+
+
+class Sampled(NamedTuple):
+    """``tokens``, ``logprobs`` and ``failures`` of a ``StepResult``; int32 [k, n]."""
+
+    tokens: np.ndarray
+    logprobs: tuple[RowLogprobs, ...] = ()
+    failures: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,16 +209,20 @@ class ModelRunner:
         self._sampler.flush()
         if len(rows) == 0:
             return Ticket(plan.step, 0, 1, t_launch, 0.0, self._copier.ends())
-        step = StepRows.of(rows, self._table, unpack(plan.state_slots))
+        step = StepRows.of(rows, self._table, unpack(plan.state_slots), unpack(plan.drafts))
+        verification = Verification.of(step)
         # No idle time is known behind a launch that fails.
         previous, self._previous_end = self._previous_end, None
         with self._device.exclusive():
             # Only now: waiting for another engine is no time of this step.
             begin = self._device.event()
             samples = self._forward(step, plan.decode_steps)
-        readback = (
-            None if samples is None else StepReadback.of(step, samples, self._device.download)
-        )
+            if verification is not None and samples is not None:
+                sampled = samples.tokens[0], samples.columns
+                verification.keep_last(*sampled, self._table, self._device)
+        readback = None
+        if samples is not None:
+            readback = StepReadback.of(step, samples, verification, self._device.download)
         end = self._previous_end = self._device.event()
         return Ticket(
             plan.step,
@@ -207,13 +242,13 @@ class ModelRunner:
         """
         arrived = time.perf_counter()
         readback, rows = ticket.readback, ticket.rows
-        tokens = np.full((ticket.decode_steps, ticket.num_rows), NO_TOKEN, dtype="<i4")
+        sampled = Sampled(np.full(ticket.decode_steps * ticket.num_rows, NO_TOKEN, dtype="<i4"))
         if readback is not None:
-            tokens[:, readback.rows] = readback.sampled()
+            sampled = readback.read()
         return StepResult(
             step=ticket.step,
-            tokens=tokens.tobytes(),
-            logprobs=() if readback is None else tuple(readback.row_logprobs(ticket.num_rows)),
+            tokens=sampled.tokens.tobytes(),
+            logprobs=sampled.logprobs,
             error=None,
             t_launch=ticket.t_launch,
             seconds=0.0 if rows is None else rows.seconds(),
@@ -221,7 +256,7 @@ class ModelRunner:
             idle_seconds=None if rows is None else rows.idle_seconds(),
             prompts=() if readback is None else readback.prompts.read(),
             pooled=() if readback is None else readback.pooled.read(),
-            failures=() if readback is None else readback.failures,
+            failures=sampled.failures,
             t_done=time.perf_counter(),
             collect_seconds=time.perf_counter() - arrived,
             # Last, because nothing may fail after it: each copy is reported once.

@@ -86,7 +86,9 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
         rows: int32 [n, 3] of (slot, start, q_len). A row that starts beyond the tokens its slot was
             admitted with is a decode row: its input token is the last one sampled for that slot,
             which only the device knows. A row that reaches the end of the known tokens samples the
-            next one.
+            next one. A decode row of several tokens verifies a draft: q_len - 1 of ``drafts``
+            follow its input token. It samples a token after each of its tokens, as long as the
+            token before was drafted right.
         new_pages: int32 [m, 3] of (slot, index in the block table, page).
         admits: sequences that enter a slot, before any of their rows.
         copies: int32 [k, 3] of (direction, device page, host page). Until a result acknowledges the
@@ -101,6 +103,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
         state_slots: int32 [n]: where each row's recurrent state is read and written. A row that
             starts at position 0 starts from an empty state, whatever the slot has. Empty for
             models without recurrent layers.
+        drafts: int32; the drafted tokens of all rows that have some, in the order of the rows.
     """
 
     step: int
@@ -111,6 +114,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     decode_steps: int = 1
     state_copies: bytes = b""
     state_slots: bytes = b""
+    drafts: bytes = b""
 
 
 class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -163,8 +167,10 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         step: the plan's number.
-        tokens: int32 [decode_steps * n]: one token of each row, then each row's next, and so on;
-            NO_TOKEN or BAD_TOKEN for none. Tokens after the end of a sequence are ignored.
+        tokens: int32 [k * n]: one token of each row, then each row's next, and so on; NO_TOKEN or
+            BAD_TOKEN for none. k is the number of decode steps or, with drafts, the length of the
+            longest row: a row that verifies has one token more than were drafted right. Tokens
+            after the end of a sequence are ignored.
         logprobs: for the rows that want them; ``row`` is an index of ``tokens``.
         copied: the plans whose copies are done: (step, the seconds they took), once each.
         seconds: the device's time for this step alone.

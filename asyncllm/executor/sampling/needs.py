@@ -26,6 +26,8 @@ class Need:
     DYNAMIC: Final = 64
     #: Those that change scores.
     CHANGE: Final = MASK | BIAS | PENALISE
+    #: Those whose changes depend on the token before.
+    FOLLOW: Final = PENALISE | DYNAMIC
 
 
 class Level(IntEnum):

@@ -20,7 +20,7 @@ from asyncllm.kernels.random_streams import stream_of
 from asyncllm.kernels.sampling import RECORD, sample_tokens
 from asyncllm.kernels.upload import upload_aligned
 from asyncllm.parallel.ranks import Alone, Ranks
-from asyncllm.wire.messages import Constraints, RowParams
+from asyncllm.wire.messages import NO_TOKEN, Constraints, RowParams
 
 _SMALLEST = float(np.finfo(np.float32).tiny)
 #: Fields of RECORD, after the stream.
@@ -204,15 +204,60 @@ class Sampler:
             relay=relay,
         )
 
-    def sample(self, logits: Tensor, slots: np.ndarray, lengths: np.ndarray) -> Sampled:
+    def sample(
+        self,
+        logits: Tensor,
+        slots: np.ndarray,
+        lengths: np.ndarray,
+        drafts: np.ndarray | None = None,
+    ) -> Sampled:
         """Sample one token for each row.
 
         Args:
             logits: [m, vocab], m > 0, any floating dtype; not modified. -inf bans a token.
-            slots, lengths: int64 [m] on the host; no slot twice. The length of a sequence is the
-                position of its new token.
+            slots, lengths: int64 [m] on the host. The length of a sequence is the position of its
+                new token. Without drafts, no slot is there twice.
+            drafts: int64 [m]; the token after which the next row, of the same slot, goes on;
+                NO_TOKEN for none. What a row samples after a wrong draft means nothing.
         """
         self.flush()
+        if drafts is None or not (self._needs[slots] & Need.FOLLOW)[drafts != NO_TOKEN].any():
+            sampled = self._sample(logits, slots, lengths)
+        else:
+            sampled = self._sample_in_turn(logits, slots, lengths, drafts)
+        asking = np.flatnonzero(self._needs[slots] & Need.LOGPROBS)
+        if len(asking) == 0:
+            return sampled
+        wanted = self._num_logprobs[slots[asking]]
+        logprobs = Logprobs(logits, sampled.tokens, asking, wanted, self._device)
+        return Sampled(sampled.tokens, logprobs, sampled.failures)
+
+    def _sample_in_turn(
+        self, logits: Tensor, slots: np.ndarray, lengths: np.ndarray, drafts: np.ndarray
+    ) -> Sampled:
+        """``sample``, where a token changes the scores of the next one of its sequence.
+
+        So the rows of such a sequence are sampled one after the other, each when the one before has
+        sampled what was drafted. The host waits for that.
+        """
+        follows = np.zeros(len(slots), dtype=bool)
+        follows[1:] = (drafts[:-1] != NO_TOKEN) & ((self._needs[slots[1:]] & Need.FOLLOW) != 0)
+        tokens = torch.full((len(slots),), NO_TOKEN, dtype=torch.int64, device=logits.device)
+        failures: dict[int, str] = {}
+        rows = np.flatnonzero(~follows)
+        while len(rows):
+            index = self._device.upload(rows)
+            sampled = self._sample(logits.index_select(0, index), slots[rows], lengths[rows])
+            tokens.index_copy_(0, index, sampled.tokens)
+            failures |= {int(rows[row]): reason for row, reason in sampled.failures.items()}
+            on_host = self._device.download(sampled.tokens)
+            self._device.event().synchronize()
+            right = rows[on_host == drafts[rows]] + 1
+            rows = right[follows[right]]
+        return Sampled(tokens, None, failures)
+
+    def _sample(self, logits: Tensor, slots: np.ndarray, lengths: np.ndarray) -> Sampled:
+        """``sample`` of rows that do not follow each other, without logprobs."""
         needs = self._needs[slots]
         changes = needs & Need.CHANGE
         changed = (changes != 0) | self._banning(slots, lengths)
@@ -228,11 +273,7 @@ class Sampler:
         if len(dynamic) and self._masks is not None:
             sampled = tokens.index_select(0, self._device.upload(dynamic))
             self._masks.track(slots[dynamic], sampled)
-        asking = np.flatnonzero(needs & Need.LOGPROBS)
-        if len(asking) == 0:
-            return Sampled(tokens, None, failures)
-        wanted = self._num_logprobs[slots[asking]]
-        return Sampled(tokens, Logprobs(logits, tokens, asking, wanted, self._device), failures)
+        return Sampled(tokens, None, failures)
 
     def _refresh_masks(
         self, rows: np.ndarray, slots: np.ndarray, lengths: np.ndarray

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from asyncllm.config import EngineLimits
+from asyncllm.executor.sim.drafts import SimDrafts
 from asyncllm.executor.sim.pages import OPEN, BrokenPlan, SimPages, SimStates, fingerprint
 from asyncllm.executor.sim.sampler import SimPooling, SimSampler
 from asyncllm.wire.messages import (
@@ -103,7 +104,11 @@ class SimDevice:
         if len(of_states) and self._states is not None:
             self._states.begin_copies(of_states)
         states = unpack(plan.state_slots)
-        computed = self._compute_steps(unpack(plan.rows, 3), states, plan.decode_steps)
+        packed, drafts = unpack(plan.rows, 3), unpack(plan.drafts)
+        if len(drafts):
+            computed = self._verify(packed, drafts, states)
+        else:
+            computed = self._compute_steps(packed, states, plan.decode_steps)
         self._in_flight.append(computed.rows)
         return computed
 
@@ -192,13 +197,28 @@ class SimDevice:
         tokens = b"".join(part.tokens for part in parts)
         return Computed(rows, decode_steps * len(packed), tokens, logprobs)
 
-    def _compute(self, packed: np.ndarray, states: np.ndarray) -> Computed:
+    def _verify(self, packed: np.ndarray, drafts: np.ndarray, states: np.ndarray) -> Computed:
+        """A step with rows that verify drafts: each goes on as far as its draft is right."""
+        if int(packed[:, 2].sum()) > self._limits.max_num_batched_tokens:
+            raise BrokenPlan("drafts and rows are more tokens than a step has room for")
+        known, _, room = self._slots[:, packed[:, 0]]
+        verified = SimDrafts(packed, drafts, known, room, self._sampler)
+        for slot, start, right in verified.right:
+            self._tokens[slot, start : start + len(right)] = right
+        computed = self._compute(verified.rows, states, verifies=True)
+        samples = computed.num_samples + len(drafts)
+        tokens, logprobs = verified.results(unpack(computed.tokens), computed.logprobs)
+        return computed._replace(num_samples=samples, tokens=tokens, logprobs=logprobs)
+
+    def _compute(
+        self, packed: np.ndarray, states: np.ndarray, *, verifies: bool = False
+    ) -> Computed:
         slots, starts, q_lens = packed.T.astype(np.int64)
         rows = Rows(slots, starts, starts + q_lens)
         if len(slots) == 0:
             return Computed(rows, 0, b"", ())
         begun = self._begin_fresh(rows) if self._fresh else []
-        known = self._check_rows(rows, q_lens)
+        known = self._check_rows(rows, q_lens, verifies=verifies)
         if self._states is not None:
             self._advance_states(self._states, rows, states)
         if self._pages.num_copies:
@@ -216,7 +236,7 @@ class SimDevice:
         pooled = self._pooling.sums(*rows, self._tokens)
         return Computed(rows, len(sampling), tokens.tobytes(), logprobs, prompts, pooled)
 
-    def _check_rows(self, rows: Rows, q_lens: np.ndarray) -> np.ndarray:
+    def _check_rows(self, rows: Rows, q_lens: np.ndarray, *, verifies: bool) -> np.ndarray:
         """Refuse invalid rows; returns the number of tokens that each was admitted with."""
         slots, starts, ends = rows
         listed = slots.tolist()
@@ -231,7 +251,8 @@ class SimDevice:
             raise BrokenPlan(f"{int(q_lens.sum())} tokens are more than a step has room for")
         known: np.ndarray
         known, due, room = self._slots.take(slots, axis=1)
-        wrong = (starts != due) | (ends > room) | (q_lens < 1) | ((q_lens > 1) & (ends > known))
+        wrong = (starts != due) | (ends > room) | (q_lens < 1)
+        wrong |= (q_lens > 1) & (ends > known) & ((starts < known) | (not verifies))
         if np.count_nonzero(wrong):
             row = wrong.argmax()
             raise BrokenPlan(

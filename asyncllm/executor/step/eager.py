@@ -220,6 +220,8 @@ class EagerForward:
     def _sample(self, hidden: Tensor, step: StepRows, inputs: StepInputs) -> Sampled | None:
         if len(step.sampling) == 0:
             return None
-        sampled = self.sampler.sample(self.model.logits(hidden), step.slots, step.lengths)
+        sampled = self.sampler.sample(
+            self.model.logits(hidden), step.slots, step.lengths, step.drafts
+        )
         self.table.keep_last(inputs.sample_slots, sampled.tokens)
         return sampled

@@ -24,7 +24,7 @@ from asyncllm.executor.sampling.sampler import Sampled
 from asyncllm.executor.step.eager import EagerForward, Samples
 from asyncllm.executor.step.graph_kinds import GraphKinds, Kind
 from asyncllm.executor.step.inputs import StepRows
-from asyncllm.executor.step.padded_steps import PaddedSteps
+from asyncllm.executor.step.padded_steps import PaddedSteps, columns_of
 from asyncllm.parallel.ranks import Alone, Ranks, RanksBroken
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class GraphedForward:
             tokens = torch.cat(parts)
         if len(step.sampling) == 0:
             return None
-        return Samples(tokens, columns=step.sampling)
+        return Samples(tokens, columns=columns_of(step))
 
     def capture_first(self) -> None:
         """Capture what serving starts with: a graph for every step, if with more padding.
@@ -185,15 +185,15 @@ class GraphedForward:
     def _sample_eagerly(self, captured: _Captured, step: StepRows) -> Sampled:
         self._replay(captured, step)
         logits = self._sampling(captured.logits, step)
-        sampled = self._sampler.sample(logits, step.slots, step.lengths)
+        sampled = self._sampler.sample(logits, step.slots, step.lengths, step.drafts)
         self._table.keep_last(self._sampling(captured.slots, step).long(), sampled.tokens)
         return sampled
 
     def _sampling(self, by_row: Tensor, step: StepRows) -> Tensor:
         """The rows that sample: [rows, ...] -> [samples, ...]."""
-        if len(step.sampling) == len(step.rows):
+        if len(step.sampling) == len(step.rows) and step.drafts is None:
             return by_row[: len(step.rows)]
-        return by_row.index_select(0, self._device.upload(step.sampling))
+        return by_row.index_select(0, self._device.upload(columns_of(step)))
 
     def _replay(self, captured: _Captured, step: StepRows) -> None:
         parts = []

@@ -16,6 +16,7 @@ from asyncllm.executor.step.slots import SlotTable
 from asyncllm.kernels.tokens import locate_tokens
 from asyncllm.kernels.types import Tokens
 from asyncllm.kernels.upload import upload_aligned
+from asyncllm.wire.messages import NO_TOKEN
 
 #: In ``StepRows.entries``, the id of a token that only the device knows.
 LAST_TOKEN = -1
@@ -57,14 +58,18 @@ class PooledRow(NamedTuple):
 class StepRows:
     """The rows of a plan, on the host.
 
+    A row samples after its last token; one that verifies a draft, after each of its tokens.
+
     Attributes:
         rows: int32 [n, 3] of (slot, start, q_len).
         state_slots: int32 [n]; the slots of their recurrent states. 0 in models without.
         entries: int32 [3, tokens]; id or LAST_TOKEN, slot and position of each token.
-        sampling: int64 [samples]; the rows that sample.
-        sample_at: int64 [samples]; their last tokens.
+        sampling: int64 [samples]; the row of each sample.
+        sample_at: int64 [samples]; the token that it follows.
         slots, lengths: int64 [samples]; slot, and sequence length before the sample.
         scored, pooled: the rows with tokens of prompts that are scored or pooled.
+        drafts: int64 [samples]; the token that was drafted in place of the sample, NO_TOKEN where
+            none was. None if there are no drafts.
     """
 
     rows: np.ndarray
@@ -76,6 +81,7 @@ class StepRows:
     lengths: np.ndarray
     scored: tuple[ScoredRow, ...] = ()
     pooled: tuple[PooledRow, ...] = ()
+    drafts: np.ndarray | None = None
 
     @property
     def reads_prompts(self) -> bool:
@@ -101,11 +107,28 @@ class StepRows:
             lengths=self.lengths + after,
         )
 
+    @property
+    def places(self) -> np.ndarray:
+        """Samples of the same row that come before each sample: int64 [samples]."""
+        firsts = np.searchsorted(self.sampling, self.sampling)
+        places: np.ndarray = np.arange(len(self.sampling)) - firsts
+        return places
+
     @classmethod
-    def of(cls, rows: np.ndarray, table: SlotTable, state_slots: np.ndarray | None = None) -> Self:
-        """Look up the tokens that came with admissions; rows int32 [n, 3], n > 0.
+    def of(
+        cls,
+        rows: np.ndarray,
+        table: SlotTable,
+        state_slots: np.ndarray | None = None,
+        drafts: np.ndarray | None = None,
+    ) -> Self:
+        """Look up the tokens that came with admissions.
 
         Takes from the table what these rows' prompts still have to be scored or pooled.
+
+        Args:
+            rows: int32 [n, 3], n > 0.
+            drafts: ``StepPlan.drafts``.
         """
         if state_slots is None or len(state_slots) == 0:
             state_slots = np.zeros(len(rows), dtype=np.int32)
@@ -124,10 +147,31 @@ class StepRows:
         lengths = (starts + q_lens)[sampling]
         samples = sampling, ends[sampling] - 1, slots[sampling], lengths
         step = cls(rows, state_slots, entries, *samples)
+        if drafts is not None and len(drafts):
+            step = step._verifying((starts >= known) & (q_lens > 1), drafts)
         if not table.scoring and not table.pooling:
             return step
         scored, pooled = tuple(_scored_rows(rows, table)), tuple(_pooled_rows(rows, table))
         return replace(step, scored=scored, pooled=pooled)
+
+    def _verifying(self, rows: np.ndarray, drafts: np.ndarray) -> Self:
+        """This step with the drafts of some rows, bool [n]."""
+        q_lens = self.rows[:, 2].astype(np.int64)
+        counts = np.zeros(len(rows), dtype=np.int64)
+        counts[self.sampling] = 1
+        counts[rows] = q_lens[rows]
+        sampling = np.arange(len(rows)).repeat(counts)
+        # From each sample to the last one of its row.
+        left = counts.cumsum()[sampling] - 1 - np.arange(len(sampling))
+        at = q_lens.cumsum()[sampling] - 1 - left
+        lengths = self.rows[sampling, 1] + q_lens[sampling] - left
+        drafted = left > 0
+        expected = np.full(len(sampling), NO_TOKEN, dtype=np.int64)
+        expected[drafted] = drafts
+        self.entries[0, at[drafted] + 1] = drafts
+        samples = {"sampling": sampling, "sample_at": at, "lengths": lengths}
+        slots = self.rows[sampling, 0].astype(np.int64)
+        return replace(self, slots=slots, drafts=expected, **samples)
 
 
 def _scored_rows(rows: np.ndarray, table: SlotTable) -> Iterator[ScoredRow]:

@@ -117,7 +117,7 @@ class PaddedSteps:
 
     def sizes_of(self, step: StepRows) -> Iterator[Size]:
         """The sizes that the step can be padded to, the smallest first; none if it is too large."""
-        num_rows, num_tokens = len(step.rows), step.entries.shape[1]
+        num_rows, num_tokens = len(unfolded(step)), step.entries.shape[1]
         if step.each_samples_its_only_token:
             for rows in _at_least(num_rows, self._decode_rows):
                 yield Size(rows, rows, False)
@@ -135,17 +135,21 @@ class PaddedSteps:
             mixed[1][:] = self._table.dummy_slot
         if step is None:
             return flat
-        slots, starts, q_lens = step.rows.T
+        rows = unfolded(step)
+        slots, starts, q_lens = rows.T
         entries[:, : step.entries.shape[1]] = step.entries
         count = len(slots)
         lengths[:count] = starts + q_lens
         row_starts[:count] = starts
-        states[:count] = step.state_slots
+        states[:count] = step.state_slots if count == len(step.rows) else 0
         if mixed:
             decode_lengths, row_slots, last, offsets, prefill_offsets = mixed
             row_slots[:count] = slots
             ends = q_lens.cumsum()
             last[:count] = ends - 1
+            if step.drafts is not None:
+                columns = columns_of(step)
+                lengths[columns], last[columns] = step.lengths, step.sample_at
             offsets[1 : count + 1] = ends
             offsets[count + 1 :] = ends[-1]
             decodes = count_decode_rows(step.rows)
@@ -182,6 +186,34 @@ class PaddedSteps:
         states = self._states.of_slots(state_slots, starts, offsets)
         batch = ForwardBatch(*tokens, last, self._backend, plan, rows, states)
         return self._model.logits(self._model(batch)), rows
+
+
+def unfolded(step: StepRows) -> np.ndarray:
+    """The rows, int32 [n, 3], so that each has one sample at most.
+
+    Before a row that verifies come rows without tokens, for its samples but the last. So each
+    sample has a column of the logits, and attention sees the row itself.
+    """
+    if step.drafts is None:
+        return step.rows
+    counts = _columns_by_row(step)
+    rows = step.rows.repeat(counts, axis=0)
+    rows[:, 2] = 0
+    rows[counts.cumsum() - 1, 2] = step.rows[:, 2]
+    return rows
+
+
+def columns_of(step: StepRows) -> np.ndarray:
+    """The column of each sample, int64 [samples], among the logits of ``unfolded`` rows."""
+    if step.drafts is None:
+        return step.sampling
+    counts = _columns_by_row(step)
+    columns: np.ndarray = (counts.cumsum() - counts)[step.sampling] + step.places
+    return columns
+
+
+def _columns_by_row(step: StepRows) -> np.ndarray:
+    return np.maximum(np.bincount(step.sampling, minlength=len(step.rows)), 1)
 
 
 def captured_tokens(model: CausalLM) -> int:

@@ -146,11 +146,15 @@ class FakeDevice:
         self._take_copies(plan)
         self._check_order(plan)
         self._copy_states(plan)
-        results = [
-            self._run(slot, start + after, q_len, sample)
-            for after in range(plan.decode_steps)
-            for slot, start, q_len in rows(plan)
-        ]
+        results = (
+            [
+                self._run(slot, start + after, q_len, sample)
+                for after in range(plan.decode_steps)
+                for slot, start, q_len in rows(plan)
+            ]
+            if not plan.drafts
+            else self._verify(plan, sample)
+        )
         self._run_states(plan)
         prompts = [
             ScoredPrompt(row, start + 1, min(start + q_len + 1, self.scoring[slot]), b"", b"")
@@ -225,6 +229,34 @@ class FakeDevice:
         token = next(sample)
         tokens.append(max(token, 0))
         return token
+
+    def _verify(self, plan: StepPlan, sample: Iterator[int]) -> list[int]:
+        """A step with drafts: a row's tokens are right as long as it samples what was drafted."""
+        drafts, parts = unpack(plan.drafts).tolist(), []
+        for slot, start, q_len in rows(plan):
+            if q_len == 1 or start < self.known[slot]:
+                parts.append([self._run(slot, start, q_len, sample)])
+                continue
+            draft, drafts = drafts[: q_len - 1], drafts[q_len - 1 :]
+            assert q_len - 1 == len(draft) <= self.limits.max_draft_tokens
+            assert start + q_len <= len(self.block_tables[slot]) * self.limits.page_size
+            tokens = [self._run(slot, start, 1, sample)]
+            for token in draft:
+                if token != tokens[-1]:
+                    break
+                tokens.append(self._run(slot, start + len(tokens), 1, sample))
+            for position in range(start + len(tokens), start + q_len):
+                page = self.block_tables[slot][position // self.limits.page_size]
+                offset = position % self.limits.page_size
+                self.pages.setdefault(page, {})[offset] = (-1,)  # of what was not right
+            parts.append(tokens)
+        assert not drafts, "each drafted token belongs to a row"
+        longest = max(map(len, parts))
+        return [
+            tokens[place] if place < len(tokens) else NO_TOKEN
+            for place in range(longest)
+            for tokens in parts
+        ]
 
     def _copy_states(self, plan: StepPlan) -> None:
         for source, target in unpack(plan.state_copies, 2).tolist():

@@ -1,0 +1,79 @@
+"""Drafts on the simulated device: how far each is right, and what its row yields."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from asyncllm.executor.sim.pages import BrokenPlan
+from asyncllm.executor.sim.sampler import SimSampler
+from asyncllm.wire.messages import NO_TOKEN, RowLogprobs
+
+
+class SimDrafts:
+    """The rows of a step that verify drafts.
+
+    Attributes:
+        rows: int32 [n, 3]; the plan's rows, those with drafts only as far as these are right.
+        right: slot, position and tokens of each draft, as far as it is right.
+    """
+
+    def __init__(
+        self,
+        packed: np.ndarray,
+        drafts: np.ndarray,
+        known: np.ndarray,
+        room: np.ndarray,
+        sampler: SimSampler,
+    ):
+        """
+        Args:
+            packed: int32 [n, 3]; the rows of the plan. drafts: ``StepPlan.drafts``.
+            known, room: int [n]; tokens at the admission of each row's sequence, and positions that
+                have pages.
+
+        Raises:
+            BrokenPlan: drafts and rows do not fit each other, or have no pages.
+        """
+        self._sampler = sampler
+        self._row_of: list[int] = []
+        self.rows = packed.copy()
+        self.right: list[tuple[int, int, list[int]]] = []
+        left = drafts.tolist()
+        for row, (slot, start, q_len) in enumerate(packed.tolist()):
+            if q_len == 1 or start < known[row]:
+                continue
+            if start + q_len > room[row] or len(left) < q_len - 1:
+                raise BrokenPlan(f"slot {slot} has a draft without pages, or without tokens")
+            draft, left = left[: q_len - 1], left[q_len - 1 :]
+            count = self._count_right(slot, start + 1, draft)
+            self.right.append((slot, start + 1, draft[:count]))
+            self.rows[row, 2] = 1 + count
+            self._row_of.append(row)
+        if left:
+            raise BrokenPlan(f"{len(left)} drafted tokens belong to no row")
+
+    def results(
+        self, last: np.ndarray, logprobs: tuple[RowLogprobs, ...]
+    ) -> tuple[bytes, tuple[RowLogprobs, ...]]:
+        """``tokens`` and ``logprobs`` of the result, given those of each row's last token."""
+        num_rows, places = len(last), self.rows[:, 2] - 1
+        tokens = np.full((1 + int(places[self._row_of].max()), num_rows), NO_TOKEN, dtype=np.int32)
+        tokens[0] = last
+        index = np.arange(num_rows)
+        found: list[RowLogprobs] = []
+        for row, (slot, _, right) in zip(self._row_of, self.right, strict=True):
+            tokens[: len(right) + 1, row] = [*right, last[row]]
+            index[row] += len(right) * num_rows
+            where = row + num_rows * np.arange(len(right))
+            drafted = np.array(right, dtype=np.int64)
+            found += self._sampler.logprobs(where, np.full(len(right), slot), drafted)
+        found += (msgspec.structs.replace(entry, row=int(index[entry.row])) for entry in logprobs)
+        return tokens.tobytes(), tuple(found)
+
+    def _count_right(self, slot: int, length: int, draft: list[int]) -> int:
+        """How many tokens of a draft a sequence of ``length`` tokens would sample itself."""
+        lengths = length + np.arange(len(draft))
+        sampled = self._sampler.sample(np.full(len(draft), slot), lengths).tolist()
+        pairs = enumerate(zip(sampled, draft, strict=True))
+        return next((count for count, (token, drafted) in pairs if token != drafted), len(draft))
