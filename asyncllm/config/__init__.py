@@ -8,3 +8,5 @@ from asyncllm.config.engine_config import AttentionName as AttentionName
 from asyncllm.config.engine_config import EngineConfig as EngineConfig
 from asyncllm.config.engine_config import PolicyName as PolicyName
 from asyncllm.config.engine_limits import EngineLimits as EngineLimits
+from asyncllm.config.speculative_config import SpeculativeConfig as SpeculativeConfig
+from asyncllm.config.speculative_config import parse_speculative as parse_speculative

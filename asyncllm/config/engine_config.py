@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from asyncllm.config.option_fields import MANY, Count, Gpus, Share, Threads, doc
+from asyncllm.config.speculative_config import DRAFT_TOKENS, check_speculative, parse_speculative
 from asyncllm.errors import BadRequest
 from asyncllm.types import MAX_CACHE_TTL
 from asyncllm.types.sampling_defaults import check_overrides
@@ -257,6 +258,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "for developers",
         ),
     ] = None
+    speculative_config: Annotated[
+        dict[str, Any] | None,
+        check_speculative,
+        doc(
+            "guess tokens of every request and verify several in one step, where that is faster: "
+            '\'{"method": "ngram"}\' guesses what followed the same tokens before',
+            "device",
+        ),
+    ] = None
     steps_in_flight: Annotated[
         int,
         Range(1, 2),
@@ -305,6 +315,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         few = f"must leave every one of max_num_seqs ({rows}) its decode token"
         param = "max_num_batched_tokens"
         need(budget is None or budget >= rows, param, f"{param} ({budget}) {few}")
+        drafts = self.draft_tokens
+        small = f"a draft of {drafts} tokens needs max_num_seqs of more than {rows}"
+        fits = self.speculative_config is None or drafts < rows
+        need(fits, "speculative_config", f"speculative_config: {small}")
+
+    @property
+    def draft_tokens(self) -> int:
+        """The most tokens of a draft."""
+        given = self.speculative_config
+        return DRAFT_TOKENS if given is None else parse_speculative(given).num_speculative_tokens
 
     @property
     def model_overrides(self) -> dict[str, Any]:

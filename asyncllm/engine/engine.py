@@ -13,6 +13,7 @@ from contextvars import Context
 from typing import Final
 
 from asyncllm.config import EngineLimits
+from asyncllm.engine.drafts.drafting import Drafting
 from asyncllm.engine.requests.check import check_deadline, check_request, check_ttl
 from asyncllm.engine.requests.history import History, RequestTrace
 from asyncllm.engine.requests.live import Requests
@@ -44,8 +45,7 @@ class Engine:
 
     The executor calls ``_on_result`` on the loop. In that same turn of the loop the engine applies
     the result, plans and submits the next step, and only then detokenizes and delivers, so the
-    device never waits for text. With two steps in flight, step N+1 is planned before N's tokens are
-    known, which lengths allow.
+    device never waits for text.
     """
 
     def __init__(
@@ -55,12 +55,14 @@ class Engine:
         scheduler: Scheduler,
         detokenizer: Callable[[bool, Seq[int], tuple[int, ...]], Detokenizer],
         *,
+        drafting: Callable[[int, SamplingParams], Drafting | None] = lambda *_: None,
         clock: Callable[[], float] = time.perf_counter,
     ):
         """Nothing runs before ``start``.
 
         Args:
             detokenizer: makes one for a sequence, like ``Tokenizer.detokenizer``.
+            drafting: of a new sequence, given the number of its prompt tokens.
             clock: seconds; the executor's results must use the same.
         """
         self.limits = limits
@@ -68,6 +70,7 @@ class Engine:
         self.history = History()
         self.reservations = Reservations(scheduler.backlog, limits)
         self._detokenizer = detokenizer
+        self._drafting = drafting
         self._clock = clock
         self._scheduler = scheduler
         self._requests = Requests(scheduler, self.stats, self.history, clock)
@@ -168,9 +171,10 @@ class Engine:
             seed=self._seeds.getrandbits(63) if params.seed is None else params.seed,
             arrival=now if arrival is None else arrival,
         )
+        seq.drafting = self._drafting(seq.num_prompt, params)
         check_params(seq.output.params)
         texts = (params.skip_special_tokens, prompt, params.shown_special_tokens)
-        stream = OutputStream(params, sink, self._detokenizer(*texts), eos_ids, now)
+        stream = OutputStream(params, sink, self._detokenizer(*texts), eos_ids, now, seq.drafting)
         request = Request(seq, stream, is_part=arrival is not None, reader=reader_of(seq))
         left = FOREVER
         if scheduling.deadline_ms is not None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from asyncllm.engine.drafts.sources import KINDS
 from asyncllm.engine.tenants import Tenants
 
 if TYPE_CHECKING:
@@ -156,8 +157,10 @@ class EngineStats:
     ``prompt_tokens`` counts prompts whose answer has begun. Of the ``admitted_tokens`` of prompts
     that began to run, ``cached_tokens`` were in the prefix cache; of those, ``host_cached_tokens``
     had to be loaded from the host. Of ``pages_evicted``, the host tier had no time to save
-    ``pages_dropped``. ``finished`` counts requests by finish reason, "deadline" and "error"
-    included, ``errors`` the failed ones by cause, and ``tenants`` what each tenant used.
+    ``pages_dropped``. ``drafted`` counts the drafted tokens that were verified by kind of draft,
+    and ``drafted_right`` those that were right. ``finished`` counts requests by finish reason,
+    "deadline" and "error" included, ``errors`` the failed ones by cause, and ``tenants`` what each
+    tenant used.
 
     Sums over steps: ``cpu_plan``, ``cpu_apply`` and ``cpu_deliver`` of the loop thread,
     ``cpu_launch`` and ``cpu_collect`` of the executor thread without its waits, ``device_busy`` of
@@ -197,6 +200,8 @@ class EngineStats:
     cached_tokens: int = 0
     host_cached_tokens: int = 0
     generation_tokens: int = 0
+    drafted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    drafted_right: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     finished: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(("stop", "length", "abort", "deadline", "error"), 0)
     )
@@ -261,6 +266,10 @@ class EngineStats:
         self.states_total, self.states_running = states.num_slots, states.num_taken
         self.states_cached, self.states_on_host = states.num_kept, states.num_on_host
         self.states_used, self.states_evicted = states.num_used, states.num_evicted
+
+        for kind, tally in scheduler.drafted.items():
+            self.drafted[kind] = tally.num_drafted
+            self.drafted_right[kind] = tally.num_right
 
     def stopped(self) -> None:
         """The engine has ended, and with it all requests."""

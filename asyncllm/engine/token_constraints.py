@@ -31,16 +31,22 @@ class PreparedParams(SamplingParams, frozen=True, kw_only=True):
     Attributes:
         compiled: the grammar that ``constraints`` names. The sampler looks it up by its key, in a
             table of weak references: this keeps it alive.
+        predicted_ids: the tokens of ``prediction``.
     """
 
     constraints: Constraints = Constraints()
     compiled: Any = None  # a CompiledGrammar; msgspec cannot check for a Protocol
+    predicted_ids: tuple[int, ...] = ()
 
 
 def is_prepared(params: SamplingParams) -> bool:
     """Whether there is nothing left for ``prepare`` to do."""
-    fields = (params.logit_bias, params.allowed_token_ids, params.grammar)
-    return fields == (None, None, None) and not params.bad_words and not _limits_reasoning(params)
+    fields = (params.logit_bias, params.allowed_token_ids, params.grammar, params.prediction)
+    return (
+        fields == (None, None, None, None)
+        and not params.bad_words
+        and not _limits_reasoning(params)
+    )
 
 
 def prepare(
@@ -48,12 +54,14 @@ def prepare(
     words: Sequence[tuple[int, ...]],
     limits: EngineLimits,
     grammar: CompiledGrammar | None = None,
+    predicted_ids: Sequence[int] = (),
 ) -> PreparedParams:
     """``params`` with their constraints compiled.
 
     Args:
         words: the token ids of ``params.bad_words``.
         grammar: ``params.grammar``, compiled.
+        predicted_ids: the token ids of ``params.prediction``.
 
     Raises:
         BadRequest: a token id is out of range, or no token would be left.
@@ -76,6 +84,7 @@ def prepare(
     )
     fields: dict[str, Any] = msgspec.structs.asdict(params)
     fields |= {"logit_bias": None, "allowed_token_ids": None, "bad_words": (), "grammar": None}
+    fields |= {"prediction": None, "predicted_ids": tuple(predicted_ids[: limits.max_model_len])}
     if params.reasoning is not None:
         # Stop strings still need to know where it ends.
         fields["reasoning"] = msgspec.structs.replace(params.reasoning, max_tokens=None)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from asyncllm import demo
-from asyncllm.config import EngineConfig
+from asyncllm.config import EngineConfig, parse_speculative
 from asyncllm.engine.cache.changes import CacheChanges
 from asyncllm.engine.cache.manager import KVCacheManager
 from asyncllm.engine.policy import Policy
@@ -146,7 +146,12 @@ async def load(
     scheduler = recorded or Scheduler.create(limits, policy)
     if kv_events is not None:
         _publish(scheduler.cache, kv_events)
-    engine = OwnEngine(limits, executor, scheduler, tokenizer, structured, clock)
+    lookup = None
+    if config.speculative_config is not None:
+        lookup = parse_speculative(config.speculative_config)
+        if not limits.max_draft_tokens:
+            log.warning("the model has recurrent layers: nothing is drafted for its requests")
+    engine = OwnEngine(limits, executor, scheduler, tokenizer, structured, lookup, clock)
     engine.start()
     executor.on_death(engine.give_up)
     # A full collection visits everything loaded, which takes 0.2 s; it leaves out what is frozen,

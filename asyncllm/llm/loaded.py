@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from asyncllm.config import EngineLimits
+from asyncllm.config import EngineLimits, SpeculativeConfig
+from asyncllm.engine.drafts.drafting import drafting_of
 from asyncllm.engine.engine import Engine
 from asyncllm.engine.recording.record import RecordedScheduler
 from asyncllm.engine.requests.history import RequestTrace
@@ -91,9 +93,17 @@ class OwnEngine(Engine):
         scheduler: Scheduler,
         tokenizer: Tokenizer,
         structured: StructuredOutput,
+        lookup: SpeculativeConfig | None,
         clock: Callable[[], float],
     ):
-        super().__init__(limits, executor, scheduler, tokenizer.detokenizer, clock=clock)
+        super().__init__(
+            limits,
+            executor,
+            scheduler,
+            tokenizer.detokenizer,
+            drafting=partial(drafting_of, lookup=lookup),
+            clock=clock,
+        )
         self._executor = executor
         self._tokenizer = tokenizer
         self._structured = structured
@@ -109,7 +119,11 @@ class OwnEngine(Engine):
         grammar = None
         if params.grammar is not None:
             grammar = await self._structured.compile(params.grammar)
-        return prepare(params, words, self.limits, grammar)
+        predicted: list[int] = []
+        if params.prediction:
+            texts = [params.prediction]
+            (predicted,) = await self._tokenizer.encode_async(texts, add_special_tokens=False)
+        return prepare(params, words, self.limits, grammar, predicted)
 
     def search(
         self,

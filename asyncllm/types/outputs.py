@@ -48,6 +48,8 @@ class TokenDelta(msgspec.Struct):
         cached_tokens: on the last delta, the tokens of the prompt whose KV was cached.
         prompt_logprobs: if wanted, in the first delta, with or before the first token: one entry
             per prompt token, None for the first. They are unpacked each time they are looked at.
+        predicted: on the last delta, how many drafted tokens of the request's prediction were
+            right, and how many were wrong.
         hidden: float32 [hidden_size]; if wanted, the prompt's pooled hidden state
             (``engine/pooling.py``).
     """
@@ -59,6 +61,7 @@ class TokenDelta(msgspec.Struct):
     stop_reason: int | str | None = None
     cached_tokens: int = 0
     prompt_logprobs: Sequence[PromptLogprob | None] | None = None
+    predicted: tuple[int, int] = (0, 0)
     hidden: bytes | None = None
 
     def merge(self, later: TokenDelta) -> None:
@@ -73,6 +76,7 @@ class TokenDelta(msgspec.Struct):
             self.finish_reason = later.finish_reason
             self.stop_reason = later.stop_reason
             self.cached_tokens = later.cached_tokens
+            self.predicted = later.predicted
         if later.prompt_logprobs is not None:
             self.prompt_logprobs = later.prompt_logprobs
         if later.hidden is not None:

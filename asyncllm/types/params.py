@@ -122,6 +122,8 @@ class SamplingParams(LogitParams, frozen=True, kw_only=True):
         bad_words: words that are not to be generated, each with and without a space before it, or
             the token ids of one. A word that begins in the prompt, or that the model writes with
             other tokens than the tokenizer does, is not noticed.
+        prediction: a text that the output is expected to repeat in large parts, such as a file to
+            be edited. Where it does, several tokens come in one step; the output is the same.
         grammar: a ``GrammarSpec`` of ``asyncllm.text.grammar`` that the output matches. It decides
             where the output may end, so ``ignore_eos`` does nothing, and ``min_tokens`` is ignored
             where only the end is allowed.
@@ -148,6 +150,7 @@ class SamplingParams(LogitParams, frozen=True, kw_only=True):
     logit_bias: dict[Int32, float] | None = None
     allowed_token_ids: tuple[Int32, ...] | None = None
     bad_words: tuple[str | tuple[Int32, ...], ...] = ()
+    prediction: str | None = None
     grammar: Any = None
     reasoning: Reasoning | None = None
     max_tokens: Annotated[

@@ -21,10 +21,11 @@ SAME: Final = (
     *("reasoning_parser", "dtype", "load_format", "quantization", "hf_overrides", "max_model_len"),
     *("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "device", "host", "port"),
     *("api_key", "served_model_name", "kv_cache_dtype", "mamba_ssm_cache_dtype"),
+    "speculative_config",
 )
 
 #: Short forms of these.
-SAME_SHORT: Final = {"quantization": "-q"}
+SAME_SHORT: Final = {"quantization": "-q", "speculative_config": "-sc"}
 
 # A name may be followed by "!" if it takes no value, "+" if it takes several, "/-x" for its short
 # form, and, if it is missing here, by "=" and values that ask for nothing.
@@ -142,10 +143,9 @@ _NOT_NEEDED: Final = {
 
 #: What is missing.
 _MISSING: Final = {
-    "there is no speculative decoding; --max-decode-steps sets how many tokens one step computes": (
-        "speculative-config/-sc spec-method spec-model spec-tokens speculative-model "
-        "num-speculative-tokens speculative-draft-tensor-parallel-size ngram-prompt-lookup-max "
-        "ngram-prompt-lookup-min"
+    "--speculative-config has the method and its numbers; models that draft are not served yet": (
+        "spec-method spec-model spec-tokens speculative-model num-speculative-tokens "
+        "speculative-draft-tensor-parallel-size ngram-prompt-lookup-max ngram-prompt-lookup-min"
     ),
     "the number of GPUs does not change while the server runs": "enable-elastic-ep!",
     "a step is not divided into parts that overlap": (

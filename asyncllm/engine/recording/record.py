@@ -25,6 +25,7 @@ from asyncllm.engine.recording.trace_file import (
 )
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import FOREVER, SeqState, Sequence
+from asyncllm.engine.scheduling.speculation.choice import Choice
 from asyncllm.engine.scheduling.step import Applied, Planned
 from asyncllm.types import FinishReason
 from asyncllm.version import __version__
@@ -74,10 +75,11 @@ class RecordedScheduler(Scheduler):
         try:
             planned = super().plan(number, now)
         except Exception as error:
-            recorder.planned(number, now, None, preempted=False)
+            recorder.planned(number, now, None, self.choice, preempted=False)
             self.stop_recording(f"plan() raised {error!r}")
             raise
-        recorder.planned(number, now, planned, preempted=self.departures.num_preemptions != before)
+        preempted = self.departures.num_preemptions != before
+        recorder.planned(number, now, planned, self.choice, preempted=preempted)
         self._forget_ended(recorder)
         return planned
 
@@ -86,6 +88,7 @@ class RecordedScheduler(Scheduler):
         if recorder is None:
             return super().apply(result, now)
         before = len(self.batch.running)
+        step = self.in_flight[0]
         self._applying = True
         try:
             applied = super().apply(result, now)
@@ -94,7 +97,8 @@ class RecordedScheduler(Scheduler):
             raise
         finally:
             self._applying = False
-        recorder.applied(result, now, applied, ended=len(self.batch.running) != before)
+        ended = len(self.batch.running) != before
+        recorder.applied(result, now, applied, step.num_right(result), ended=ended)
         self._forget_ended(recorder)
         return applied
 
@@ -160,7 +164,9 @@ class Recorder:
             self.writer.write(Finish(now, seq.id), now)
             self._release_ended()
 
-    def planned(self, number: int, now: float, planned: Planned | None, *, preempted: bool) -> None:
+    def planned(
+        self, number: int, now: float, planned: Planned | None, choice: Choice, *, preempted: bool
+    ) -> None:
         """``preempted``: some sequence was."""
         if preempted:
             for id, live in self._started.items():
@@ -172,9 +178,19 @@ class Recorder:
             self._preempted.pop(seq.id, None)
         self._note_preempted(now)
         digest = None if planned is None else digest_of(planned.message)
-        self.writer.write(Plan(number, now, digest), now)
+        held = tuple(seq.id for seq in choice.held)
+        drafts = tuple((draft.seq.id, len(draft.tokens)) for draft in choice.drafts)
+        self.writer.write(Plan(number, now, digest, held, drafts), now)
 
-    def applied(self, result: StepResult, now: float, applied: Applied, *, ended: bool) -> None:
+    def applied(
+        self,
+        result: StepResult,
+        now: float,
+        applied: Applied,
+        right: tuple[int, ...],
+        *,
+        ended: bool,
+    ) -> None:
         """``ended``: some running sequence was."""
         stopped: list[int] = []
         # Most steps end nothing, and then the rows need not be read.
@@ -193,7 +209,7 @@ class Recorder:
         failed = result.error is not None
         unmet = tuple(row for row, _ in result.failures)
         event = Result(
-            now, result.seconds, tuple(stopped), tuple(bad), result.copied, failed, unmet
+            now, result.seconds, tuple(stopped), tuple(bad), result.copied, failed, unmet, right
         )
         self.writer.write(event, now)
         self._release_ended()

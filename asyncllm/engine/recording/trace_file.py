@@ -107,11 +107,18 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
-    """``plan()``; ``digest`` is None if there was nothing to run."""
+    """``plan()``; ``digest`` is None if there was nothing to run.
+
+    Attributes:
+        held: the requests that skip the step, so that a draft can follow.
+        drafts: id and number of drafted tokens, of each request for which some were chosen.
+    """
 
     number: int
     now: float
     digest: PlanDigest | None
+    held: tuple[int, ...] = ()
+    drafts: tuple[tuple[int, int], ...] = ()
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
@@ -122,6 +129,7 @@ class Result(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
         bad: rows with BAD_TOKEN; ``unmet`` are those whose constraints left no token.
         copied: ``StepResult.copied``.
         failed: the step had an error.
+        right: how many drafted tokens of each row with a draft were right.
     """
 
     now: float
@@ -131,6 +139,7 @@ class Result(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):
     copied: tuple[tuple[int, float], ...]
     failed: bool
     unmet: tuple[int, ...] = ()
+    right: tuple[int, ...] = ()
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=5):

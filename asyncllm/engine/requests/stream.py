@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from asyncllm.engine.drafts.drafting import Drafting
+from asyncllm.engine.drafts.sources import PREDICTION
 from asyncllm.text.decoding import Detokenizer
 from asyncllm.text.reasoning import ReasoningSpan
 from asyncllm.text.stop import LateStopStrings, StopStrings
@@ -19,6 +21,7 @@ class OutputStream:
 
     __slots__ = (
         "_detokenizer",
+        "_drafting",
         "_eos_ids",
         "_params",
         "_plain",
@@ -38,12 +41,14 @@ class OutputStream:
         detokenizer: Detokenizer,
         eos_ids: tuple[int, ...],
         now: float,
+        drafting: Drafting | None = None,
     ):
         self.sink = sink
         self.arrived = now
         self.started = 0.0
         self.first = 0.0
         self.cached_tokens = 0
+        self._drafting = drafting
         self._params = params
         self._detokenizer = detokenizer
         include = params.include_stop_str_in_output
@@ -92,9 +97,16 @@ class OutputStream:
                 finish_reason=finish,
                 stop_reason=stop_reason,
                 cached_tokens=0 if finish is None else self.cached_tokens,
+                predicted=(0, 0) if finish is None else self._predicted(),
             )
         )
         return finish
+
+    def _predicted(self) -> tuple[int, int]:
+        """Tokens of the request's prediction that were right, and that were wrong."""
+        if self._drafting is None or (tally := self._drafting.tallies.get(PREDICTION)) is None:
+            return 0, 0
+        return tally.num_right, tally.num_drafted - tally.num_right
 
     def _push_beyond(self, reasoning: ReasoningSpan, token: int, text: str) -> str:
         """Look for stop strings in what is not reasoning."""

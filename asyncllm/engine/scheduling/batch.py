@@ -49,6 +49,7 @@ class RunningBatch:
         running: those that have not left, by id.
         decoding: sequences with a decode row in every step, in the order of the rows.
         prefilling: sequences with prompt chunks still to be planned, in order of admission.
+        paused: sequences that get no row before their rows in flight are done.
     """
 
     def __init__(self, num_slots: int, page_size: int):
@@ -62,6 +63,7 @@ class RunningBatch:
         self.last_step = np.full(num_slots, -1, dtype=np.int64)
         self.running: dict[int, Sequence] = {}
         self.prefilling: dict[int, Sequence] = {}
+        self.paused: dict[int, Sequence] = {}
         self._decoding: dict[int, Sequence] = {}
         self._free: list[int] = []
         self.reset()
@@ -103,8 +105,23 @@ class RunningBatch:
     def stop(self, seq: Sequence) -> None:
         """Plan no more rows of ``seq``; it keeps its slot."""
         self.prefilling.pop(seq.id, None)
+        self.paused.pop(seq.id, None)
         if self._decoding.pop(seq.id, None) is not None:
             self._slots = None
+
+    def pause(self, seq: Sequence) -> None:
+        """Plan no row of ``seq``, which is decoding, before its rows in flight are done."""
+        self.stop(seq)
+        self.paused[seq.id] = seq
+
+    def resume(self, step: int) -> None:
+        """This step is done: whoever is paused and has no row in a later one goes on."""
+        for seq in [*self.paused.values()]:
+            if self.last_step[seq.slot] <= step:
+                del self.paused[seq.id]
+                if self.computed[seq.slot] < self.stop_at[seq.slot]:
+                    self._decoding[seq.id] = seq
+                    self._slots = None
 
     def vacate(self, seq: Sequence) -> None:
         """The slot is free again."""
@@ -176,6 +193,19 @@ class RunningBatch:
                 seq = self.sequences[slot]
                 assert seq is not None, "a row has a sequence"
                 self.stop(seq)
+
+    def add_draft(self, seq: Sequence, q_len: int, step: int) -> None:
+        """Plan a row that verifies a draft; ``seq``, which is paused, goes on after it.
+
+        Args:
+            q_len: its tokens. Until ``verified``, all of them count as computed.
+        """
+        self.computed[seq.slot] += q_len
+        self.last_step[seq.slot] = step
+
+    def verified(self, seq: Sequence, computed: int) -> None:
+        """The row is done: so many positions of ``seq`` are computed."""
+        self.computed[seq.slot] = computed
 
 
 class LeakCheck:

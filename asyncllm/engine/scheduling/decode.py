@@ -12,10 +12,11 @@ from asyncllm.engine.scheduling.batch import Ints, RunningBatch
 from asyncllm.engine.scheduling.copies import PageCopies
 from asyncllm.engine.scheduling.departures import Departures
 from asyncllm.engine.scheduling.forecast import Forecast
-from asyncllm.engine.scheduling.sequence import SeqState
+from asyncllm.engine.scheduling.sequence import SeqState, Sequence
+from asyncllm.engine.scheduling.speculation.choice import NOTHING, Choice, Drafted, Speculation
 from asyncllm.engine.scheduling.states import States
 from asyncllm.engine.scheduling.step import Step
-from asyncllm.engine.scheduling.timing.prefill_room import StepShape
+from asyncllm.engine.scheduling.timing.prefill_room import StepShape, num_pairs
 from asyncllm.engine.scheduling.waiting.admission import Admission
 
 #: A step decodes several tokens of each row only if it takes no longer than this, in seconds: the
@@ -35,6 +36,9 @@ class DecodePlanner:
     batch: RunningBatch
     departures: Departures
     states: States
+    speculation: Speculation
+    #: Of the last plan.
+    choice: Choice = NOTHING
 
     def plan(self, step: Step, now: float, num_waiting: int) -> None:
         """One row for each sequence that generates; those without a page for it skip this step.
@@ -42,6 +46,53 @@ class DecodePlanner:
         Args:
             num_waiting: requests that are not running.
         """
+        drafts: tuple[Drafted, ...] = ()
+        if self.limits.max_draft_tokens:
+            drafts = self._choose_drafts(step, num_waiting)
+        self._plan_decodes(step, now, num_waiting)
+        if drafts:
+            self._plan_drafts(step, drafts, now)
+
+    def _choose_drafts(self, step: Step, num_waiting: int) -> tuple[Drafted, ...]:
+        """Pause the sequences that skip this step, or verify drafts in it; returns the drafts."""
+        batch, done = self.batch, self.departures.last_done
+        self.choice = choice = self.speculation.choose(batch, done, num_waiting)
+        for seq in choice.held:
+            batch.pause(seq)
+        for draft in choice.drafts:
+            if self._has_pages(draft, step):
+                batch.pause(draft.seq)
+        return tuple(draft for draft in choice.drafts if draft.seq.id in batch.paused)
+
+    def _has_pages(self, draft: Drafted, step: Step) -> bool:
+        """Grow the sequence for its draft, if there are free pages."""
+        seq, needed = draft.seq, draft.start + 1 + len(draft.tokens)
+        while self.batch.capacity[seq.slot] < needed:
+            page = self.cache.grow(seq.kv)
+            if page is None:
+                return False
+            self._grew(seq, page, step)
+        return True
+
+    def _grew(self, seq: Sequence, page: int, step: Step) -> None:
+        self.admission.grew(seq)
+        self.batch.grown(seq)
+        step.new_pages += (seq.slot, len(seq.kv.pages) - 1, page)
+
+    def _plan_drafts(self, step: Step, drafts: tuple[Drafted, ...], now: float) -> None:
+        """Rows that verify drafts; not of sequences that were preempted for the others' pages."""
+        step.drafts = tuple(draft for draft in drafts if draft.seq.id in self.batch.paused)
+        tokens, kv_tokens, pairs = step.shape
+        for draft in step.drafts:
+            _, start, q_len = draft.row
+            self.batch.add_draft(draft.seq, q_len, step.number)
+            tokens, pairs = tokens + q_len, pairs + num_pairs(start, q_len)
+        step.shape = StepShape(tokens, kv_tokens, pairs)
+        if step.drafts:
+            self.speculation.planned(step.number, step.shape, now)
+
+    def _plan_decodes(self, step: Step, now: float, num_waiting: int) -> None:
+        """The rows of one token."""
         batch = self.batch
         slots = batch.slots()
         if not len(slots):
@@ -75,7 +126,7 @@ class DecodePlanner:
         batch, most = self.batch, self.limits.max_decode_steps
         if most == 1 or not 0 < len(slots) <= self.limits.multi_step_rows:
             return 1
-        if batch.prefilling or num_waiting or self.copies.outstanding:
+        if batch.prefilling or num_waiting or batch.paused or self.copies.outstanding:
             return 1
         if most * self.forecast.decode_seconds > MULTI_STEP_SECONDS:
             return 1
@@ -96,8 +147,6 @@ class DecodePlanner:
             while seq.state is SeqState.RUNNING and batch.capacity[seq.slot] < needed:
                 page = self.cache.grow(seq.kv)
                 if page is not None:
-                    self.admission.grew(seq)
-                    batch.grown(seq)
-                    step.new_pages += (seq.slot, len(seq.kv.pages) - 1, page)
+                    self._grew(seq, page, step)
                 elif not self.departures.make_room(step, now):
                     break

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from asyncllm.engine.cache.manager import KVCacheManager
 from asyncllm.engine.scheduling.batch import RunningBatch
 from asyncllm.engine.scheduling.sequence import Sequence
+from asyncllm.engine.scheduling.speculation.choice import Drafted, Speculation
 from asyncllm.engine.scheduling.step import Emitted, Step
 from asyncllm.engine.scheduling.trials import Trials
 from asyncllm.types import FinishReason
@@ -25,6 +26,7 @@ class Results:
     cache: KVCacheManager
     batch: RunningBatch
     trials: Trials
+    speculation: Speculation
     finish: Callable[[Sequence, float], None]
 
     def take(self, step: Step, tokens: list[int], unmet: set[int], now: float) -> list[Emitted]:
@@ -41,7 +43,10 @@ class Results:
                     seq.kv.corrupt |= row not in unmet
                 if seq.wanted:
                     emitted.append(self._take_token(seq, row, tokens[row], now))
-        for row, chunk in enumerate(step.chunks, len(step.decodes)):
+        for row, draft in enumerate(step.drafts, len(decodes)):
+            own = step.tokens_of(tokens, row)
+            emitted += self._take_verified(draft, own, row, step.num_rows, unmet, now)
+        for row, chunk in enumerate(step.chunks, step.num_decodes):
             seq, token = chunk.seq, tokens[row]
             seq.kv.corrupt |= token == BAD_TOKEN and row not in unmet
             if not seq.kv.corrupt:
@@ -52,12 +57,37 @@ class Results:
                 emitted.append(self._take_first_token(seq, row, token, now))
         return emitted
 
+    def _take_verified(
+        self,
+        draft: Drafted,
+        tokens: list[int],
+        row: int,
+        num_rows: int,
+        unmet: set[int],
+        now: float,
+    ) -> list[Emitted]:
+        """The tokens of a row that verified a draft: what was right, and one more."""
+        seq = draft.seq
+        self.batch.verified(seq, draft.start + len(tokens))
+        self.speculation.verified(draft, len(tokens) - 1)
+        emitted = []
+        for index, token in enumerate(tokens):
+            at = row + index * num_rows
+            if token == BAD_TOKEN:
+                seq.kv.corrupt |= at not in unmet
+            if seq.wanted:
+                emitted.append(self._take_token(seq, at, token, now))
+        return emitted
+
     def fail(self, step: Step, now: float) -> list[Sequence]:
         """Distrust all KV of a failed step's sequences; returns the sequences that end.
 
         A sequence that was alone in the step ends. Of several, each is tried again.
         """
-        rows = {seq.id: seq for seq in (*step.decodes, *(chunk.seq for chunk in step.chunks))}
+        for draft in step.drafts:
+            self.batch.verified(draft.seq, draft.start + 1)
+        others = (*(draft.seq for draft in step.drafts), *(chunk.seq for chunk in step.chunks))
+        rows = {seq.id: seq for seq in (*step.decodes, *others)}
         alive = [seq for seq in rows.values() if seq.wanted]
         for seq in rows.values():
             seq.kv.corrupt = True

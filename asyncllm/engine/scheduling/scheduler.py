@@ -11,11 +11,13 @@ Pure: no torch, no I/O, no clock. The same calls in the same order give the same
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Self
 
 from asyncllm.config import EngineLimits
 from asyncllm.engine.cache.manager import KVCacheManager
 from asyncllm.engine.cache.state_slots import StateSlots
+from asyncllm.engine.drafts.drafting import Tally
 from asyncllm.engine.policy import Policy, PolicyGuard
 from asyncllm.engine.scheduling.backlog import Backlog
 from asyncllm.engine.scheduling.batch import LeakCheck, RunningBatch
@@ -28,6 +30,8 @@ from asyncllm.engine.scheduling.prefill import PrefillPlanner
 from asyncllm.engine.scheduling.recurrent import RecurrentStates
 from asyncllm.engine.scheduling.results import Results
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
+from asyncllm.engine.scheduling.speculation.choice import Choice, Speculation
+from asyncllm.engine.scheduling.speculation.learned import LearnedSpeculation
 from asyncllm.engine.scheduling.states import NoStates, States
 from asyncllm.engine.scheduling.step import Applied, Emitted, Planned, PromptPart, Step
 from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
@@ -58,6 +62,7 @@ class Scheduler:
         policy: Policy,
         times: StepTimeModel,
         states: States,
+        speculation: Speculation | None,
     ):
         self.limits = limits
         self.policy = policy
@@ -85,28 +90,47 @@ class Scheduler:
         self._prefill = PrefillPlanner(
             limits, cache, guard, forecast, times, copies, admission, batch, states, pace
         )
+        self._speculation = speculation or LearnedSpeculation(limits, times, forecast)
         self._decode = DecodePlanner(
-            limits, cache, forecast, copies, admission, batch, departures, states
+            limits, cache, forecast, copies, admission, batch, departures, states, self._speculation
         )
-        self._results = Results(cache, batch, trials, self.finish)
+        self._results = Results(cache, batch, trials, self._speculation, self.finish)
 
     @classmethod
-    def create(cls, limits: EngineLimits, policy: Policy) -> Self:
-        """A scheduler with an empty cache and no step times yet."""
+    def create(
+        cls, limits: EngineLimits, policy: Policy, speculation: Speculation | None = None
+    ) -> Self:
+        """A scheduler with an empty cache and no step times yet.
+
+        Args:
+            speculation: decides what is drafted; by default, what is expected to pay.
+        """
         times = StepTimeModel(limits.page_copy_seconds, limits.step_sizes)
         if not limits.num_states:
-            return cls(limits, KVCacheManager.create(limits), policy, times, NoStates())
+            return cls(
+                limits, KVCacheManager.create(limits), policy, times, NoStates(), speculation
+            )
         host_size = limits.state_pages if limits.host_pages else 0
         slots = StateSlots(limits.num_states, limits.max_num_seqs, host_size)
         cache = KVCacheManager.create(limits, slots)
         states = RecurrentStates(limits, cache, slots)
-        return cls(limits, cache, policy, times, states)
+        return cls(limits, cache, policy, times, states, speculation)
 
     @property
     def idle(self) -> bool:
         """No sequence has anything, and nothing is under way."""
         busy = self.batch.running or self.departures or self.in_flight or self._copies.outstanding
         return not (busy or self.backlog.num_waiting)
+
+    @property
+    def choice(self) -> Choice:
+        """What the last plan chose to draft."""
+        return self._decode.choice
+
+    @property
+    def drafted(self) -> Mapping[str, Tally]:
+        """Drafted tokens by kind; empty while there were none."""
+        return self._speculation.tallies
 
     def policy_failures(self) -> dict[int, Exception]:
         """The ids of those that the policy raised for since the last call; the caller ends them.
@@ -176,7 +200,7 @@ class Scheduler:
         # A plan without rows only waits for the copies.
         self.in_flight.append(step)
         message = step.message(self._copies.send(number), self._states)
-        return Planned(message, step.admitted, num_tokens, len(step.decodes))
+        return Planned(message, step.admitted, num_tokens, step.num_decodes)
 
     def _run_trials(self, step: Step, now: float) -> None:
         """Let only the group on trial run."""
@@ -202,7 +226,7 @@ class Scheduler:
         emitted: list[Emitted] = []
         failed: list[Sequence] = []
         parts: list[PromptPart] = [*result.prompts, *result.pooled]
-        owners = [(step.chunks[part.row - len(step.decodes)].seq, part) for part in parts]
+        owners = [(step.chunks[part.row - step.num_decodes].seq, part) for part in parts]
         read = [(seq, part) for seq, part in owners if seq.wanted]
         if result.error is not None:
             failed = self._results.fail(step, now)
@@ -210,11 +234,15 @@ class Scheduler:
             unmet = {row for row, _ in result.failures}
             emitted = self._results.take(step, unpack(result.tokens).tolist(), unmet, now)
             seconds = result.seconds / step.decode_steps
-            if not step.reads:
-                self.times.observe(step.shape, seconds)
-            num_rows = len(step.decodes)
-            self._forecast.saw_step(seconds, num_rows, step.shape.num_tokens - num_rows)
+            if step.drafts:
+                self._speculation.step_done(seconds, now)
+            else:
+                if not step.reads:
+                    self.times.observe(step.shape, seconds)
+                num_rows = len(step.decodes)
+                self._forecast.saw_step(seconds, num_rows, step.shape.num_tokens - num_rows)
         self._states.step_done(step.number, good=result.error is None)
         self.departures.step_done(step.number)
+        self.batch.resume(step.number)
         self._admission.waiting.stop_sharing()
         return Applied(emitted, failed, read)

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from asyncllm.engine.cache.pages import BlockTable
+from asyncllm.engine.drafts.drafting import Drafting
 from asyncllm.engine.pooling import PooledParams
 from asyncllm.engine.scheduling.timeline import Timeline
 from asyncllm.engine.token_constraints import PreparedParams
@@ -188,9 +189,11 @@ class Sequence:
         service: when it is to be served.
         place: where it is in the queue.
         timeline: what happened to it, and when.
+        drafting: guesses of its next tokens; None if nothing is drafted for it.
     """
 
     __slots__ = (
+        "drafting",
         "id",
         "kv",
         "num_cached",
@@ -233,6 +236,7 @@ class Sequence:
         self.service = Service(id, num_prompt, max_length, arrival, scheduling)
         self.place = QueuePlace()
         self.timeline = Timeline(arrival)
+        self.drafting: Drafting | None = None
 
     @property
     def num_output(self) -> int:

@@ -8,10 +8,20 @@ from itertools import chain, repeat
 from typing import NamedTuple, TypeAlias
 
 from asyncllm.engine.scheduling.sequence import Sequence
+from asyncllm.engine.scheduling.speculation.choice import Drafted
 from asyncllm.engine.scheduling.states import States
 from asyncllm.engine.scheduling.timing.prefill_room import StepShape
 from asyncllm.types import FinishReason
-from asyncllm.wire.messages import Admit, PooledPrompt, ScoredPrompt, StepPlan, pack
+from asyncllm.wire.messages import (
+    NO_TOKEN,
+    Admit,
+    PooledPrompt,
+    ScoredPrompt,
+    StepPlan,
+    StepResult,
+    pack,
+    unpack,
+)
 
 NOTHING = StepShape(0, 0, 0.0)
 #: What planning may cost, in pages whose entries are made or looked up; 0.25 us each. A newcomer
@@ -30,7 +40,7 @@ class Chunk(NamedTuple):
 
 @dataclass(slots=True)
 class Step:
-    """A plan, and the sequences of its rows: first ``decodes``, then ``chunks``.
+    """A plan, and the sequences of its rows: first ``decodes``, then ``drafts``, then ``chunks``.
 
     ``decode_rows`` is the decode rows' part of ``StepPlan.rows``; the lists of ints are flat, as in
     the message. Each decode row yields ``decode_steps`` tokens; ``shape`` is that of one of these
@@ -41,6 +51,7 @@ class Step:
     number: int
     decodes: list[Sequence] = field(default_factory=list)
     decode_rows: bytes = b""
+    drafts: tuple[Drafted, ...] = ()
     chunks: list[Chunk] = field(default_factory=list)
     chunk_rows: list[int] = field(default_factory=list)
     new_pages: list[int] = field(default_factory=list)
@@ -53,7 +64,16 @@ class Step:
 
     @property
     def has_rows(self) -> bool:
-        return bool(self.decodes or self.chunks)
+        return bool(self.decodes or self.drafts or self.chunks)
+
+    @property
+    def num_decodes(self) -> int:
+        """Rows that are no prompt chunks."""
+        return len(self.decodes) + len(self.drafts)
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_decodes + len(self.chunks)
 
     @property
     def admits_more(self) -> bool:
@@ -101,8 +121,22 @@ class Step:
         pairs = q_len * (start + q_len / 2)
         self.shape = StepShape(tokens + q_len, kv_tokens, attention + pairs)
 
+    def tokens_of(self, tokens: list[int], row: int) -> list[int]:
+        """The tokens of a row with a draft, given all of the result: at least one."""
+        own = tokens[row :: self.num_rows]
+        return own[: own.index(NO_TOKEN)] if NO_TOKEN in own else own
+
+    def num_right(self, result: StepResult) -> tuple[int, ...]:
+        """How many drafted tokens of each row with a draft were right."""
+        if not self.drafts or result.error is not None:
+            return ()
+        tokens, first = unpack(result.tokens).tolist(), len(self.decodes)
+        rows = range(first, first + len(self.drafts))
+        return tuple(len(self.tokens_of(tokens, row)) - 1 for row in rows)
+
     def message(self, copies: bytes, states: States) -> StepPlan:
-        rows = self.decode_rows + pack(self.chunk_rows)
+        drafted = [value for each in self.drafts for value in each.row]
+        rows = self.decode_rows + pack(drafted + self.chunk_rows)
         state_copies, state_slots = states.plan(self.number, rows)
         return StepPlan(
             step=self.number,
@@ -113,6 +147,7 @@ class Step:
             decode_steps=self.decode_steps,
             state_copies=state_copies,
             state_slots=state_slots,
+            drafts=pack(token for each in self.drafts for token in each.tokens),
         )
 
 

@@ -189,6 +189,8 @@ def resolve_limits(
         num_states=num_states,
         state_bytes=state_bytes,
         state_pages=state_pages,
+        # Of a draft that is partly wrong, the state after the right part is not kept.
+        max_draft_tokens=0 if state_bytes else config.draft_tokens,
     )
 
 

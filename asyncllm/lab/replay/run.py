@@ -13,11 +13,12 @@ from asyncllm.config import EngineLimits
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import FOREVER
+from asyncllm.engine.scheduling.speculation.choice import Speculation
 from asyncllm.engine.scheduling.step import Planned
 from asyncllm.engine.scheduling.timing.prefill_room import StepShape
 from asyncllm.lab.replay.figures import Figures
 from asyncllm.lab.replay.workload import LiveRequest, Workload
-from asyncllm.wire.messages import BAD_TOKEN, StepResult, pack, unpack
+from asyncllm.wire.messages import BAD_TOKEN, NO_TOKEN, StepResult, pack, unpack
 
 
 class StepRows(NamedTuple):
@@ -28,6 +29,7 @@ class StepRows(NamedTuple):
         decodes: bool [n]; False for prompt chunks.
         num_samples: rows that sample.
         decode_steps: tokens that each decode row yields.
+        verifying: the rows with drafts.
     """
 
     starts: np.ndarray
@@ -35,6 +37,7 @@ class StepRows(NamedTuple):
     decodes: np.ndarray
     num_samples: int
     decode_steps: int
+    verifying: tuple[int, ...] = ()
 
     @property
     def shape(self) -> StepShape:
@@ -59,9 +62,15 @@ class Run:
     ``live`` are the requests that have not ended.
     """
 
-    def __init__(self, workload: Workload, limits: EngineLimits, policy: Policy):
+    def __init__(
+        self,
+        workload: Workload,
+        limits: EngineLimits,
+        policy: Policy,
+        speculation: Speculation | None = None,
+    ):
         self.figures = Figures()
-        self.scheduler = Scheduler.create(limits, policy)
+        self.scheduler = Scheduler.create(limits, policy, speculation)
         self.live: dict[int, LiveRequest] = {}
         self._workload = workload
         self._slots: dict[int, LiveRequest] = {}
@@ -127,7 +136,8 @@ class Run:
         for row in np.flatnonzero(~decodes).tolist():
             owners[row].record.num_prefilled += int(lengths[row])
         num_samples = int((starts + lengths >= known).sum())
-        rows = StepRows(starts, lengths, decodes, num_samples, message.decode_steps)
+        verifying = tuple(np.flatnonzero(decodes & (lengths > 1)).tolist())
+        rows = StepRows(starts, lengths, decodes, num_samples, message.decode_steps, verifying)
         self._steps.append(_Step(number, owners, rows))
         return planned
 
@@ -145,14 +155,22 @@ class Run:
         unmet: Iterable[int] = (),
         failed: bool = False,
         copied: tuple[tuple[int, float], ...] = (),
+        right: tuple[int, ...] = (),
     ) -> list[LiveRequest]:
         """Apply the result of the oldest step in flight; returns the requests that it ends.
 
         ``stop`` sets the stop tokens. Arguments as in ``trace_file.Result``.
         """
         step = self._steps.popleft()
-        owners, decode_steps = step.owners, step.rows.decode_steps
-        tokens = [live.next_token(after) for after in range(decode_steps) for live in owners]
+        owners = step.owners
+        counts = [step.rows.decode_steps] * len(owners)
+        for row, num_right in zip(step.rows.verifying, right, strict=not failed):
+            counts[row] = 1 + num_right
+        tokens = [
+            live.next_token(after) if after < count else NO_TOKEN
+            for after in range(max(counts, default=0))
+            for live, count in zip(owners, counts, strict=True)
+        ]
         for row in bad:
             tokens[row] = BAD_TOKEN
         error = "it failed when it was recorded" if failed else None

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from asyncllm.engine.drafts.drafting import Tally
 from asyncllm.engine.policy import POLICIES, Policy
 from asyncllm.engine.recording.record import digest_of
 from asyncllm.engine.recording.trace_file import (
@@ -22,7 +23,10 @@ from asyncllm.engine.recording.trace_file import (
     Trace,
     TraceError,
 )
+from asyncllm.engine.scheduling.batch import RunningBatch
+from asyncllm.engine.scheduling.speculation.choice import Choice, Drafted
 from asyncllm.engine.scheduling.step import Planned
+from asyncllm.engine.scheduling.timing.prefill_room import StepShape
 from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
 from asyncllm.errors import BadRequest
 from asyncllm.executor.sim.profile import Profile
@@ -123,11 +127,35 @@ def named_policy(trace: Trace) -> Policy:
     return POLICIES[name]()
 
 
+class _RecordedSpeculation:
+    """``Speculation`` that decides as was recorded: a trace has no tokens to draft from."""
+
+    def __init__(self) -> None:
+        self.tallies: dict[str, Tally] = {}
+        self.held: tuple[int, ...] = ()
+        self.drafts: tuple[tuple[int, int], ...] = ()
+
+    def choose(self, batch: RunningBatch, done: int, num_waiting: int) -> Choice:
+        drafts = []
+        for id, count in self.drafts:
+            seq = batch.running[id]
+            start = int(batch.computed[seq.slot])
+            drafts.append(Drafted(seq, start, "", [0] * count))
+        return Choice(tuple(batch.running[id] for id in self.held), tuple(drafts))
+
+    def planned(self, step: int, shape: StepShape, now: float) -> None: ...
+
+    def verified(self, draft: Drafted, num_right: int) -> None: ...
+
+    def step_done(self, seconds: float, now: float) -> None: ...
+
+
 class _Replay:
     def __init__(self, trace: Trace, policy: Policy, watch: Callable[[RecordedStep], None] | None):
         workload = Workload.of_trace(trace)
         self._events = trace.events()
-        self._run = run = Run(workload, trace.header.limits, policy)
+        self._drafts = _RecordedSpeculation()
+        self._run = run = Run(workload, trace.header.limits, policy, self._drafts)
         self.found = Replayed(trace, workload, run.figures, run.scheduler.times)
         self._watch = watch or self.found.sample.add
         self._planned: list[float] = []  # times of the plans in flight
@@ -168,6 +196,7 @@ class _Replay:
 
     def _plan(self, event: Plan) -> None:
         self._now, self._number = event.now, event.number
+        self._drafts.held, self._drafts.drafts = event.held, event.drafts
         planned = self._run.plan(event.number, event.now)
         if planned is not None:
             rows = self._run.planned_rows
@@ -192,11 +221,11 @@ class _Replay:
     def _apply(self, event: Result) -> None:
         planned = self._planned.pop(0)
         shape = self._shapes.pop(0)
-        if len(shape.lengths) and not event.failed:
+        rows = self._run.next_rows
+        if len(shape.lengths) and not event.failed and not event.right:
             self._watch(
                 shape._replace(before=self._landed, reported=event.now, seconds=event.seconds)
             )
-        rows = self._run.next_rows
         if planned >= self._landed and rows:
             self._overheads.append(event.now - planned - event.seconds)
         for row in event.stopped:
@@ -209,6 +238,7 @@ class _Replay:
             unmet=event.unmet,
             failed=event.failed,
             copied=event.copied,
+            right=event.right,
         )
         for live in ended:
             self._ended(live.seq.id, live, event.now, by_itself=True)

@@ -186,6 +186,16 @@ class Matcher:
         """Accept a text, whatever its tokens; False, and an error, if it is not allowed."""
         return all(map(self.accept, self._vocabulary.tokenizer.tokenize_bytes(text)))
 
+    def forced(self) -> list[int]:
+        """The tokens that must follow; none if there is a choice, or after an error."""
+        if self._matcher.is_error() or self._matcher.is_stopped():
+            return []
+        begun = time.thread_time()
+        # Without the bytes, the library finds no tokens.
+        forced = self._matcher.compute_ff_tokens() if self._matcher.compute_ff_bytes() else []
+        self._charge(time.thread_time() - begun, ACCEPT_SECONDS)
+        return [] if self.error is not None else forced
+
     def rollback(self, num_tokens: int) -> bool:
         """Take back the last accepted tokens; False, and no change, if there is an error."""
         return self._matcher.rollback(num_tokens)

@@ -50,6 +50,7 @@ EACH: dict[str, tuple[dict[str, Any], ...]] = {
     "logit_bias": ({"logit_bias": {20: 50.0, 332: -100.0}, "max_tokens": 3}, {"logit_bias": {}}),
     "allowed_token_ids": ({"allowed_token_ids": (20, 332, 223)},),
     "bad_words": ({"bad_words": ("the", "was", (223,))},),
+    "prediction": ({"prediction": " there was a dog. It was"},),
     "grammar": tuple({"grammar": grammar} for grammar in GRAMMARS),
     "max_tokens": ({"max_tokens": 3}, {"max_tokens": None}),
     "min_tokens": ({"min_tokens": 8},),

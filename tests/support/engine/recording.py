@@ -18,6 +18,7 @@ from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.lab.replay.verify import Replayed, verify
 from asyncllm.types import SamplingParams
 from asyncllm.wire.messages import BAD_TOKEN, unpack
+from tests.support.engine.drafting import draft_for, try_all
 from tests.support.engine.scheduling import EOS, FakeDevice, limits, sequence
 
 #: Sequences outgrow what is expected of them, and the pages that there are.
@@ -40,12 +41,14 @@ class Driver:
         **changes: Any,
     ):
         self.sched = RecordedScheduler.create(limits(**changes), POLICIES[policy]())
+        try_all(self.sched)
         self.sched.record_to(path, max_bytes=max_bytes)
         self.rng = random.Random(seed)
         self.device = FakeDevice(self.sched.limits)
         self.live: dict[int, Sequence] = {}
         self.ended: list[Sequence] = []
         self.plans = 0
+        self.num_right = 0
         self.now = 100.0 + self.rng.random()
         self.errors = True
 
@@ -125,6 +128,8 @@ class Driver:
             deadline_ms=rng.choice([None, None, 500.0]),
             cache_ttl_s=rng.choice([None, None, 0, 0.02, 0.5]),
         )
+        if self.sched.limits.max_draft_tokens and seq.id % 3:
+            draft_for(seq, random.Random(seq.id), [3, 3, 4, EOS])
         self.live[seq.id] = seq
         self.sched.add(seq, self.now)
 
@@ -161,6 +166,7 @@ class Driver:
         bad = (unpack(result.tokens) == BAD_TOKEN).nonzero()[0].tolist()
         unmet = tuple((row, "planted") for row in bad if self.rng.random() < 0.5)
         result = msgspec.structs.replace(result, seconds=seconds, failures=unmet)
+        self.num_right += sum(self.sched.in_flight[0].num_right(result))
         emitted, failed, _ = self.sched.apply(result, self.now)
         for seq, _row, token, finish in emitted:
             if finish is not None or token == BAD_TOKEN:

@@ -218,7 +218,32 @@ def test_what_is_not_needed_gets_a_line(serve: Any) -> None:
             "--enable-lora and --max-loras are not supported: adapters",
         ),
         ("serve m --no-enable-chunked-prefill", "prompts are always processed in chunks"),
-        ("serve m --speculative-config.method mtp", "there is no speculative decoding"),
+        (
+            "serve m --speculative-config.method mtp",
+            "--speculative-config: the method 'mtp' is not served yet; only ngram is",
+        ),
+        (
+            "serve m --speculative-config.method lookup",
+            "--speculative-config: method must be ngram, not 'lookup'",
+        ),
+        (
+            "serve m --speculative-config.num_speculative_tokens 65",
+            "--speculative-config: num_speculative_tokens must be from 1 to 64",
+        ),
+        (
+            "serve m --speculative-config.model m2",
+            "--speculative-config: Object contains unknown field `model`",
+        ),
+        (
+            "serve m --speculative-config.prompt_lookup_min 4 "
+            "--speculative-config.prompt_lookup_max 3",
+            "prompt_lookup_min must be from 1 to prompt_lookup_max (3), not 4",
+        ),
+        (
+            "serve m --max-num-seqs 8 --speculative-config.num_speculative_tokens 8",
+            "a draft of 8 tokens needs --max-num-seqs of more than 8",
+        ),
+        ("serve m --spec-method ngram", "--speculative-config has the method"),
         (
             "serve m --override-generation-config.max_new_tokens 9",
             "--override-generation-config has no 'max_new_tokens', only 'do_sample', 'temperature'",
@@ -231,7 +256,6 @@ def test_what_is_not_needed_gets_a_line(serve: Any) -> None:
             "serve m --override-generation-config.top_k many",
             "--override-generation-config: 'top_k': Expected `int | null`, got `str`",
         ),
-        ("serve m --speculative-config.method ngram", "--max-decode-steps sets how many tokens"),
         ("serve m --max-logprobs 30", "a request may ask for 20 logprobs"),
         ("serve m -tp x", "--tensor-parallel-size: invalid int value: 'x'"),
         ("serve m -tp 0", "--tp must be at least 1"),

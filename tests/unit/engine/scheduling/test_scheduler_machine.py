@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 from itertools import cycle
 
@@ -15,6 +16,7 @@ from asyncllm.engine.pooling import PooledParams
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
 from asyncllm.types import FinishReason, Pooling, SamplingParams
 from asyncllm.wire.messages import BAD_TOKEN, PooledPrompt
+from tests.support.engine.drafting import draft_for, try_all
 from tests.support.engine.scheduling import (
     EOS,
     FakeDevice,
@@ -39,6 +41,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching=st.sampled_from([True, True, True, False]),
         host_pages=st.sampled_from([0, 4, 60]),
         states=st.sampled_from([0, 0, 0, 1, 2, 5, 30]),
+        drafted=st.sampled_from([0, 0, 1, 4]),
         policy=st.sampled_from(sorted(POLICIES)),
         expected_output=st.sampled_from([0.0, 2.0, 256.0]),
     )
@@ -54,6 +57,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         decode_steps: int,
         host_pages: int,
         states: int,
+        drafted: int,
         policy: str,
         expected_output: float,
     ) -> None:
@@ -71,7 +75,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_states=slots + states - 1 if states else 0,
             state_pages=1 + states % 4,
             page_copy_seconds=0.0,
+            max_draft_tokens=0 if states else drafted,
         )
+        try_all(self.sched)
         expect_outputs(self.sched, expected_output)
         self.depth = depth
         self.device = FakeDevice(self.sched.limits, 0.0)
@@ -124,6 +130,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             cache_salt=salt,
             cache_ttl_s=ttl,
         )
+        if id % 3:
+            draft_for(seq, random.Random(id), [3, 3, 4, 5])
         self.live[id] = self.seen[id] = seq
         self.sched.add(seq, self.now)
 

@@ -47,6 +47,7 @@ SHAPES = st.fixed_dictionaries(
         "steps_in_flight": st.integers(1, 2),
         "prefix_caching": st.sampled_from([True, True, True, False]),
         "host_pages": st.sampled_from([0, 4, 60]),
+        "max_draft_tokens": st.sampled_from([0, 0, 3]),
     }
 )
 
@@ -80,7 +81,7 @@ def test_any_run_replays_to_the_same_plans(
     assert figures.cached_tokens == sum(seq.num_cached for seq in admitted)
     # A cut anywhere loses what follows, and nothing else.
     data = (tmp_path / "a").read_bytes()
-    (tmp_path / "cut").write_bytes(data[: 500 + seed % (len(data) - 500)])
+    (tmp_path / "cut").write_bytes(data[: 700 + seed % (len(data) - 700)])
     cut = replay(tmp_path / "cut")
     assert cut.mismatch is None
     assert cut.workload.ended is None
@@ -106,6 +107,14 @@ def test_recurrent_states_replay(tmp_path: Path, num_states: int) -> None:
         assert driver.sched.leak_check.mismatch() is None
         assert replay(tmp_path / "a").mismatch is None
     assert used > 0
+
+
+def test_drafts_replay(tmp_path: Path) -> None:
+    for seed in range(4):
+        driver = record(tmp_path / "a", seed, events=400, max_draft_tokens=3, **TIGHT)
+        assert driver.sched.leak_check.mismatch() is None
+        assert driver.num_right > 10
+        assert replay(tmp_path / "a").mismatch is None
 
 
 def test_pins_that_gave_way_replay(tmp_path: Path) -> None:

@@ -1,0 +1,84 @@
+"""SpeculativeConfig: what is drafted, in the form of vLLM's ``--speculative-config``."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from asyncllm.errors import BadRequest
+
+#: The most tokens of a draft that ``num_speculative_tokens`` may ask for.
+MOST_DRAFT_TOKENS: Final = 64
+#: Of a draft, where nothing else is said. The time of steps decides how many of them are used.
+DRAFT_TOKENS: Final = 8
+#: Other names of vLLM's methods, which need a model that drafts.
+_MISSING: Final = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "suffix")
+
+
+class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Drafts for every request. A request's own ``prediction`` is used without it, too.
+
+    Attributes:
+        method: "ngram": what followed the last tokens where they were before, and what a grammar
+            leaves no choice about.
+        num_speculative_tokens: the most tokens of a draft.
+        prompt_lookup_min, prompt_lookup_max: how many of the last tokens must be found, and how
+            many are looked for.
+
+    Raises:
+        BadRequest: a value is out of range.
+    """
+
+    method: str = "ngram"
+    num_speculative_tokens: int = DRAFT_TOKENS
+    prompt_lookup_min: int = 3
+    prompt_lookup_max: int = 8
+
+    def __post_init__(self) -> None:
+        _need(
+            self.method == "ngram",
+            f"the method {self.method!r} is not served yet; only ngram is"
+            if self.method in _MISSING
+            else f"method must be ngram, not {self.method!r}",
+        )
+        _need(
+            1 <= self.num_speculative_tokens <= MOST_DRAFT_TOKENS,
+            f"num_speculative_tokens must be from 1 to {MOST_DRAFT_TOKENS}",
+        )
+        _need(
+            1 <= self.prompt_lookup_min <= self.prompt_lookup_max,
+            "prompt_lookup_min must be from 1 to prompt_lookup_max "
+            f"({self.prompt_lookup_max}), not {self.prompt_lookup_min}",
+        )
+
+
+def parse_speculative(value: dict[str, Any]) -> SpeculativeConfig:
+    """From the option's JSON object.
+
+    Raises:
+        BadRequest: it is not of this form.
+    """
+    given = dict(value)
+    if "prompt_lookup_max" in given and "prompt_lookup_min" not in given:
+        most = given["prompt_lookup_max"]
+        given["prompt_lookup_min"] = min(3, most) if isinstance(most, int) else most
+    elif "prompt_lookup_min" in given and "prompt_lookup_max" not in given:
+        least = given["prompt_lookup_min"]
+        given["prompt_lookup_max"] = max(8, least) if isinstance(least, int) else least
+    try:
+        return msgspec.convert(given, SpeculativeConfig)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, BadRequest):
+            raise error.__cause__ from None
+        raise BadRequest(f"speculative_config: {error}", param="speculative_config") from None
+
+
+def check_speculative(name: str, value: dict[str, Any]) -> None:
+    """The rule of the option ``name``."""
+    parse_speculative(value)
+
+
+def _need(fine: bool, message: str) -> None:
+    if not fine:
+        raise BadRequest(f"speculative_config: {message}", param="speculative_config")

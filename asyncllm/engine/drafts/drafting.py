@@ -1,0 +1,117 @@
+"""Drafting: a sequence's drafts, and how good they have been."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from asyncllm.config import SpeculativeConfig
+from asyncllm.engine.drafts.sources import Draft, make_drafts
+from asyncllm.types import SamplingParams
+
+#: What was expected of drafts before counts like so many tokens that were tried; of those that
+#: were, the latest count.
+PRIOR_WEIGHT, MEMORY = 2.0, 32.0
+#: Tokens for which a kind of draft is not asked after nothing of it was right; each time twice as
+#: many, up to the second.
+FIRST_PAUSE, LONGEST_PAUSE = 8, 1024
+
+
+class Proposal(NamedTuple):
+    """Tokens that may follow, and how probable it is that each is right if those before are."""
+
+    kind: str
+    tokens: Seq[int]
+    rate: float
+
+
+@dataclass(slots=True)
+class Tally:
+    """Tokens of one kind of draft that were verified, and how many of them were right."""
+
+    num_drafted: int = 0
+    num_right: int = 0
+
+    def add(self, num_drafted: int, num_right: int) -> None:
+        self.num_drafted += num_drafted
+        self.num_right += num_right
+
+
+class _Record:
+    """How good one kind of draft is for one sequence."""
+
+    def __init__(self, prior: float):
+        self._right, self._tried = prior * PRIOR_WEIGHT, PRIOR_WEIGHT
+        self._pause = FIRST_PAUSE
+        self.quiet_until = 0
+
+    @property
+    def rate(self) -> float:
+        return self._right / self._tried
+
+    def saw(self, num_drafted: int, num_right: int, length: int) -> None:
+        """A draft was verified for a sequence of ``length`` tokens."""
+        # What comes after a wrong token was not tried.
+        self._right += num_right
+        self._tried += num_right + (num_right < num_drafted)
+        if self._tried > MEMORY:
+            self._right, self._tried = self._right / 2, self._tried / 2
+        if num_right:
+            self._pause = FIRST_PAUSE
+        else:
+            self.failed(length)
+
+    def failed(self, length: int) -> None:
+        self.quiet_until = length + self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+
+class Drafting:
+    """The drafts of one sequence, the most certain first.
+
+    Attributes:
+        tallies: by kind.
+    """
+
+    __slots__ = ("_drafts", "_held", "_length", "_records", "tallies")
+
+    def __init__(self, drafts: Seq[Draft]):
+        self._drafts = tuple(drafts)
+        self._records = {draft.kind: _Record(draft.prior) for draft in drafts}
+        self._held: str | None = None
+        self._length = 0
+        self.tallies = {draft.kind: Tally() for draft in drafts}
+
+    def propose(self, tokens: array[int], most: int, unknown: int) -> Proposal | None:
+        """What may follow the known tokens and ``unknown`` more, which are in flight."""
+        self._length = len(tokens)
+        held, self._held = self._held, None
+        for draft in self._drafts:
+            record = self._records[draft.kind]
+            if self._length < record.quiet_until:
+                continue
+            found = draft.propose(tokens, most + unknown)[unknown:]
+            if found:
+                return Proposal(draft.kind, found, record.rate)
+            if held == draft.kind and not unknown:
+                record.failed(self._length)  # the sequence has skipped a step for nothing
+        return None
+
+    def hold(self, kind: str) -> None:
+        """The sequence skips a step, so that all its tokens are known for such a draft."""
+        self._held = kind
+
+    def verified(self, kind: str, num_drafted: int, num_right: int) -> None:
+        """Of so many drafted tokens, the first ``num_right`` were right."""
+        self.tallies[kind].add(num_drafted, num_right)
+        self._records[kind].saw(num_drafted, num_right, self._length)
+
+
+def drafting_of(
+    num_prompt: int, params: SamplingParams, lookup: SpeculativeConfig | None
+) -> Drafting | None:
+    """For a new sequence; see ``make_drafts``."""
+    drafts = make_drafts(num_prompt, params, lookup)
+    return Drafting(drafts) if drafts else None

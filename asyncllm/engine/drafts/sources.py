@@ -1,0 +1,192 @@
+"""Drafts: guesses of how a sequence goes on, from its own tokens, a prediction or a grammar."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as Seq
+from typing import Final, Protocol
+
+import numpy as np
+
+from asyncllm.config import SpeculativeConfig
+from asyncllm.engine.token_constraints import PreparedParams
+from asyncllm.types import SamplingParams
+
+#: The most tokens behind a sequence's end in which a draft looks for its last tokens. Looking
+#: through them takes 30 us.
+LOOKED_AT: Final = 1 << 15
+#: The kinds of drafts.
+PREDICTION: Final = "prediction"
+KINDS: Final = ("grammar", PREDICTION, "lookup")
+
+
+class Draft(Protocol):
+    """Guesses the next tokens of one sequence.
+
+    A guess may be wrong in any way: the model verifies it, and only speed depends on it.
+
+    Attributes:
+        kind: its name in metrics; guesses of one kind are about equally good.
+        prior: the share of its tokens that are expected to be right, before any was tried.
+    """
+
+    kind: str
+    prior: float
+
+    def propose(self, tokens: array[int], most: int) -> Seq[int]:
+        """Up to ``most`` tokens that may follow; none if it has no idea.
+
+        Args:
+            tokens: prompt and output so far. From call to call they only grow.
+        """
+
+
+class PromptLookup:
+    """What followed the sequence's last tokens where they were before (Saxena, 2023).
+
+    Of the places where the most of the last tokens are found, the latest counts.
+
+    Args:
+        least, most: tokens that must be found, and that are looked for.
+    """
+
+    kind = "lookup"
+    prior = 0.6
+
+    def __init__(self, least: int, most: int):
+        self._least = least
+        self._most = most
+
+    def propose(self, tokens: array[int], most: int) -> Seq[int]:
+        first = max(0, len(tokens) - LOOKED_AT)
+        # A copy: an array that numpy looks at cannot grow.
+        recent = np.array(tokens[first:], dtype=np.int32)
+        end = len(recent)
+        after = _after_match(recent, recent[:-1], self._least, self._most, end)
+        if after is None:
+            return ()
+        # The text that repeats itself goes on to do so.
+        index = after + np.arange(most) % (end - after)
+        found: list[int] = recent[index].tolist()
+        return found
+
+
+class Prediction:
+    """A text that the client expects to get back, with changes.
+
+    The draft goes on where the output is in the prediction. After a token that was not predicted,
+    it looks for the output's last tokens, first in what follows that place.
+
+    Args:
+        tokens: the prediction.
+        num_prompt: tokens before the output.
+    """
+
+    kind = PREDICTION
+    prior = 0.8
+    #: Tokens that must be found to go on there.
+    LEAST: Final = 2
+    MOST: Final = 16
+
+    def __init__(self, tokens: Seq[int], num_prompt: int):
+        self._predicted = np.array(tokens, dtype=np.int32)
+        self._num_prompt = num_prompt
+        self._seen = num_prompt
+        #: Where the output is in the prediction, or where it was last.
+        self._place = 0
+        self._lost = False
+
+    def propose(self, tokens: array[int], most: int) -> Seq[int]:
+        while self._seen < len(tokens):
+            token, self._seen = tokens[self._seen], self._seen + 1
+            expected = self._predicted[self._place : self._place + 1].tolist()
+            if not self._lost and expected == [token]:
+                self._place += 1
+            else:
+                self._find(tokens)
+        found: list[int] = self._predicted[self._place : self._place + most].tolist()
+        return () if self._lost else found
+
+    def _find(self, tokens: array[int]) -> None:
+        """Look for the end of the output so far."""
+        first = max(self._num_prompt, self._seen - self.MOST)
+        recent = np.array(tokens[first : self._seen], dtype=np.int32)
+        after = _after_match(recent, self._predicted, self.LEAST, self.MOST, self._place)
+        self._lost = after is None
+        self._place = self._place if after is None else after
+
+
+class Forced:
+    """What a grammar leaves no choice about.
+
+    It may still come as other tokens than the tokenizer would write it with.
+    """
+
+    kind = "grammar"
+    prior = 0.95
+
+    def __init__(self, matcher: ForcedTokens, num_prompt: int):
+        self._matcher = matcher
+        self._seen = num_prompt
+
+    def propose(self, tokens: array[int], most: int) -> Seq[int]:
+        for token in tokens[self._seen :]:
+            if not self._matcher.is_finished:
+                self._matcher.accept(token)
+        self._seen = len(tokens)
+        return self._matcher.forced()[:most]
+
+
+class ForcedTokens(Protocol):
+    """The state of one sequence in its grammar, see ``text.grammar.matcher``."""
+
+    @property
+    def is_finished(self) -> bool: ...
+
+    def accept(self, token: int) -> bool: ...
+
+    def forced(self) -> list[int]:
+        """The tokens that must follow; none if there is a choice, or after an error."""
+
+
+def make_drafts(
+    num_prompt: int, params: SamplingParams, lookup: SpeculativeConfig | None
+) -> list[Draft]:
+    """The drafts of a new sequence, the most certain first.
+
+    Args:
+        lookup: for all sequences; without it, only what a request predicts is drafted.
+    """
+    drafts: list[Draft] = []
+    if isinstance(params, PreparedParams):
+        # Before an answer that reasons, the grammar does not apply yet.
+        if lookup is not None and params.compiled is not None and params.reasoning is None:
+            drafts.append(Forced(params.compiled.matcher(), num_prompt))
+        if params.predicted_ids:
+            drafts.append(Prediction(params.predicted_ids, num_prompt))
+    if lookup is not None:
+        drafts.append(PromptLookup(lookup.prompt_lookup_min, lookup.prompt_lookup_max))
+    return drafts
+
+
+def _after_match(end: np.ndarray, text: np.ndarray, least: int, most: int, near: int) -> int | None:
+    """The place in ``text`` after the longest match of the last tokens of ``end``.
+
+    Args:
+        least, most: tokens of the match; of equally long ones, the first that ends at ``near`` or
+            later counts, else the last.
+    """
+    most = min(most, len(end))
+    if most < least:
+        return None
+    places = np.flatnonzero(text == end[-1])
+    found, length = places, 1
+    while len(places) and length < most:
+        places = places[places >= length]
+        places = places[text[places - length] == end[-1 - length]]
+        if len(places):
+            found, length = places, length + 1
+    if len(found) == 0 or length < least:
+        return None
+    later = int(np.searchsorted(found, near))
+    return int(found[min(later, len(found) - 1)]) + 1

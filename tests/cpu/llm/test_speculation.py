@@ -1,0 +1,224 @@
+"""With drafts, right or wrong, answers are what they are without: tokens, logprobs and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from array import array
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from asyncllm import AsyncLLM, SamplingParams
+from asyncllm.engine.drafts.drafting import Drafting
+from asyncllm.engine.scheduling.speculation import learned
+from asyncllm.text.grammar import JsonSchema, Regex
+from asyncllm.types import Completion
+from tests.support.engine.scheduling import expect_outputs
+
+LETTERS = Regex(r"[a-z ]{20,60}")
+FIXED = JsonSchema(
+    {
+        "type": "object",
+        "properties": {"a quite long name": {"type": "string"}, "other": {"type": "integer"}},
+        "required": ["a quite long name", "other"],
+        "additionalProperties": False,
+    }
+)
+CASES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "drawn": {},
+    "filtered": {"top_p": 0.9, "top_k": 40, "min_p": 0.01},
+    "logprobs": {"logprobs": 3},
+    "penalties": {
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.7,
+        "repetition_penalty": 1.3,
+        "logprobs": 1,
+    },
+    "greedy penalties": {"temperature": 0.0, "repetition_penalty": 1.5},
+    "bias": {"logit_bias": {11: 5.0, 12: -100.0}},
+    "banned": {"bad_words": (" the", " a little", (5, 6)), "temperature": 0.7},
+    "min tokens": {"min_tokens": 20, "logprobs": 0},
+    "ignores the end": {"ignore_eos": True},
+    "stop strings": {"stop": (" and", ".")},
+    "stop tokens": {"stop_token_ids": tuple(range(40, 60))},
+    "pattern": {"grammar": LETTERS},
+    "JSON": {"grammar": FIXED, "logprobs": 2},
+    "one token": {"max_tokens": 1},
+    "two tokens": {"max_tokens": 2},
+}
+PROMPTS = (
+    "Once upon a time there was a little cat. Once upon a time there was a little",
+    "Tom and his dog",
+    "The sun was warm. The sun was",
+)
+
+
+class Mutated:
+    """Drafts the true answer with some tokens changed, or with a part left out."""
+
+    kind = "mutated"
+    prior = 0.5
+
+    def __init__(self, answer: Sequence[int], num_prompt: int, chance: random.Random, vocab: int):
+        self._answer = list(answer)
+        self._num_prompt = num_prompt
+        self._chance = chance
+        self._vocab = vocab
+        self.quality = chance.choice((0.0, 0.5, 0.9, 1.0))
+
+    def propose(self, tokens: array[int], most: int) -> Sequence[int]:
+        done = len(tokens) - self._num_prompt
+        if self._chance.random() < 0.2:
+            return ()
+        draft = self._answer[done : done + self._chance.randint(1, most)]
+        return [
+            token if self._chance.random() < self.quality else self._chance.randrange(self._vocab)
+            for token in draft
+        ]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def llm() -> AsyncIterator[AsyncLLM]:
+    options: dict[str, Any] = {"max_num_seqs": 12, "kv_cache_tokens": 240, "max_model_len": 160}
+    lookup = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2}
+    async with AsyncLLM(
+        device="cpu", dtype="float32", page_size=8, speculative_config=lookup, **options
+    ) as llm:
+        yield llm
+
+
+@pytest.fixture
+def drafting(
+    llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[dict[tuple[int, ...], Sequence[int]], int], list[int]]:
+    """Has every draft tried, and gives those of requests by their seed."""
+    engine: Any = llm._started.engine
+
+    def begin(answers: dict[int, Sequence[int]], seed: int) -> list[int]:
+        chance = random.Random(seed)
+        counts: list[int] = []
+
+        def drafting(num_prompt: int, params: SamplingParams) -> Drafting:
+            answer = answers[params.seed or 0]
+            return Drafting([Mutated(answer, num_prompt, chance, engine.limits.vocab_size)])
+
+        def best(self: Any, found: Any, shape: Any, start: int, spare: int, *, alone: bool) -> int:
+            return min(len(found.tokens), spare)
+
+        verified = learned.LearnedSpeculation.verified
+
+        def count(self: Any, draft: Any, num_right: int) -> None:
+            counts.append(num_right)
+            verified(self, draft, num_right)
+
+        monkeypatch.setattr(engine, "_drafting", drafting)
+        monkeypatch.setattr(learned.LearnedSpeculation, "_best", best)
+        monkeypatch.setattr(
+            learned.LearnedSpeculation, "_keeps_out", lambda self, batch, num_waiting: False
+        )
+        monkeypatch.setattr(learned.LearnedSpeculation, "verified", count)
+        monkeypatch.setattr("asyncllm.engine.drafts.drafting.FIRST_PAUSE", 0)
+        return counts
+
+    return begin
+
+
+def essence(answer: Completion) -> tuple[Any, ...]:
+    return answer.token_ids, answer.text, answer.finish_reason, answer.stop_reason
+
+
+def assert_equal(found: Completion, wanted: Completion) -> None:
+    assert essence(found) == essence(wanted)
+    assert (found.logprobs is None) == (wanted.logprobs is None)
+    for own, other in zip(found.logprobs or (), wanted.logprobs or (), strict=True):
+        assert own.token_id == other.token_id
+        assert own.logprob == pytest.approx(other.logprob, abs=2e-4)
+        values = [value for _, value in own.top]
+        assert values == pytest.approx([value for _, value in other.top], abs=2e-4)
+
+
+def requests(**params: Any) -> list[tuple[str, SamplingParams]]:
+    """Some requests, whose seeds are their numbers."""
+    given = {"max_tokens": 24, **params}
+    return [(PROMPTS[i % len(PROMPTS)], SamplingParams(seed=i, **given)) for i in range(4)]
+
+
+async def answers_of(
+    llm: AsyncLLM, wanted: list[tuple[str, SamplingParams]], together: bool
+) -> list[Completion]:
+    if not together:
+        return [await llm.generate(prompt, params) for prompt, params in wanted]
+    return list(await asyncio.gather(*(llm.generate(*request) for request in wanted)))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", CASES)
+async def test_answers_are_the_same(llm: AsyncLLM, drafting: Any, name: str) -> None:
+    wanted = requests(**CASES[name])
+    plain = await answers_of(llm, wanted, together=True)
+    counts = drafting({i: answer.token_ids for i, answer in enumerate(plain)}, seed=len(name))
+    for own, other in zip(await answers_of(llm, wanted, len(name) % 3 > 0), plain, strict=True):
+        assert_equal(own, other)
+    assert counts or wanted[0][1].max_tokens in (1, 2)
+    assert llm._own.engine.stats.books_healed == 0
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_preempted_aborted_and_cached(llm: AsyncLLM, drafting: Any) -> None:
+    """More sequences than fit the cache, of which some are cancelled."""
+    wanted = [
+        (PROMPTS[i % len(PROMPTS)], SamplingParams(seed=i, max_tokens=60, min_tokens=59))
+        for i in range(9)
+    ]
+    plain = await answers_of(llm, wanted, together=True)
+    drafting({i: answer.token_ids for i, answer in enumerate(plain)}, seed=5)
+    stats = llm._own.engine.stats
+    before = stats.preemptions
+    expect_outputs(llm._own.engine._scheduler, 2.0)
+    tasks = [asyncio.ensure_future(llm.generate(*request)) for request in wanted]
+    for number in (3, 6):
+        for _ in range(40):
+            await asyncio.sleep(0)
+        tasks[number].cancel()
+    for number, task in enumerate(tasks):
+        if number not in (3, 6):
+            assert_equal(await task, plain[number])
+    assert stats.preemptions > before
+    again = await answers_of(llm, wanted[:3], together=False)
+    for own, other in zip(again, plain, strict=False):
+        assert_equal(own, other)
+    assert stats.books_healed == 0
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_real_drafts_change_nothing_either(
+    llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lookup, predictions and grammars, as they pay on this machine or not."""
+    monkeypatch.setattr(learned, "LEAST_GAIN", 0.0)
+    monkeypatch.setattr(learned, "MOST_DELAY", 100.0)
+    engine = llm._own.engine
+    cases = [{"temperature": 0.0}, {"grammar": FIXED}, {"temperature": 0.3}]
+    drafting = engine._drafting
+    for case in cases:
+        wanted = [(prompt, params) for prompt, params in requests(**case, max_tokens=40)]
+        monkeypatch.setattr(engine, "_drafting", lambda num_prompt, params: None)
+        plain = await answers_of(llm, wanted, together=False)
+        monkeypatch.setattr(engine, "_drafting", drafting)
+        predicting = [
+            (prompt, msgspec.structs.replace(params, prediction=answer.text.replace("a", "e", 1)))
+            for (prompt, params), answer in zip(wanted, plain, strict=True)
+        ]
+        for asked in (wanted, predicting):
+            for own, other in zip(await answers_of(llm, asked, True), plain, strict=True):
+                assert_equal(own, other)
+    stats = engine.stats
+    for kind in ("grammar", "prediction", "lookup"):
+        assert stats.drafted[kind] >= stats.drafted_right[kind]
+    assert stats.drafted_right["grammar"] > 0
+    assert stats.drafted_right["prediction"] > 0

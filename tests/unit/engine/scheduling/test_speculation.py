@@ -1,0 +1,194 @@
+"""When drafts are verified, what becomes of their tokens, and that nobody else waits for it."""
+
+from __future__ import annotations
+
+from array import array
+from itertools import repeat
+from typing import Any
+
+import pytest
+
+from asyncllm.engine.drafts.drafting import Drafting
+from asyncllm.engine.scheduling.scheduler import Scheduler
+from asyncllm.engine.scheduling.sequence import SeqState, Sequence
+from asyncllm.types import FinishReason, SamplingParams
+from asyncllm.wire.messages import StepPlan, unpack
+from tests.support.engine.scheduling import EOS, FakeDevice, check_books, rows, scheduler, sequence
+
+
+class Constant:
+    """Always the same token."""
+
+    kind, prior = "constant", 0.9
+
+    def __init__(self, token: int):
+        self._token = token
+
+    def propose(self, tokens: array[int], most: int) -> list[int]:
+        return [self._token] * most
+
+
+class Runs:
+    """A scheduler with two steps in flight on a device that samples fives."""
+
+    def __init__(self, **limits: Any):
+        shape = {"max_draft_tokens": 3, "max_num_batched_tokens": 64, "max_model_len": 200}
+        self.sched: Scheduler = scheduler(**{**shape, "page_size": 4, **limits})
+        self.device = FakeDevice(self.sched.limits)
+        self.plans: list[StepPlan] = []
+        self.tokens: dict[int, list[int]] = {}
+        self.seconds = 0.001
+        self.now = 0.0
+
+    def add(self, id: int, guess: int | None, max_tokens: int = 40, **params: Any) -> Sequence:
+        wanted = SamplingParams(max_tokens=max_tokens, **params)
+        seq = sequence(id, 5, max_tokens, wanted)
+        if guess is not None:
+            seq.drafting = Drafting([Constant(guess)])
+        self.tokens[id] = []
+        self.sched.add(seq, self.now)
+        return seq
+
+    def fill(self) -> None:
+        while len(self.device.steps) < 2:
+            planned = self.sched.plan(len(self.plans), self.now)
+            if planned is None:
+                return
+            self.plans.append(planned.message)
+            self.device.take(planned.message, repeat(5))
+
+    def land(self) -> None:
+        self.now += self.seconds
+        applied = self.sched.apply(self.device.answer(seconds=self.seconds), self.now)
+        for seq, _, token, _ in applied.emitted:
+            self.tokens[seq.id].append(token)
+
+    def run(self) -> int:
+        """Until nothing is left; returns the number of steps."""
+        before = len(self.plans)
+        self.fill()
+        while self.device.steps:
+            self.land()
+            self.fill()
+        assert self.sched.idle
+        check_books(self.sched, [])
+        assert self.sched.leak_check.mismatch() is None
+        return len(self.plans) - before
+
+    @property
+    def drafts(self) -> list[int]:
+        return [len(unpack(plan.drafts)) for plan in self.plans]
+
+
+def test_what_was_right_and_one_token_more_come_in_one_step() -> None:
+    runs = Runs()
+    seq = runs.add(1, guess=5, max_tokens=21)
+    # The prompt, the token that was planned with it, and 4 tokens in each step.
+    assert runs.run() <= 8
+    assert runs.tokens[1] == [5] * 21
+    assert max(runs.drafts) == 3
+    tally = runs.sched.drafted["constant"]
+    assert tally.num_right == tally.num_drafted > 10
+    assert len(seq.tokens) == seq.output.max_length
+
+
+def test_wrong_drafts_end_and_cost_little() -> None:
+    runs = Runs()
+    runs.add(1, guess=6, max_tokens=150)
+    runs.run()
+    assert runs.tokens[1] == [5] * 150
+    assert 0 < sum(map(bool, runs.drafts)) < 8
+
+
+@pytest.mark.parametrize("guess", [5, 6])
+def test_others_have_a_row_in_every_step(guess: int) -> None:
+    runs = Runs()
+    other = runs.add(1, None, max_tokens=40)
+    runs.add(2, guess, max_tokens=40)
+    runs.fill()
+    while other.state is not SeqState.FINISHED:
+        runs.land()
+        runs.fill()
+        slots = {slot for slot, _, _ in rows(runs.plans[-1])}
+        assert other.slot in slots or other.state is SeqState.FINISHED or len(other.tokens) >= 43
+    assert any(runs.drafts) == (guess == 5) or guess == 6
+    runs.run()
+    assert runs.tokens == {1: [5] * 40, 2: [5] * 40}
+
+
+def test_nothing_is_drafted_while_prompts_wait() -> None:
+    runs = Runs(max_num_batched_tokens=16, prefill_chunk=4)
+    runs.add(1, guess=5, max_tokens=60)
+    runs.fill()
+    runs.land()
+    runs.fill()
+    for id in range(2, 6):
+        runs.add(id, None, max_tokens=4)
+    begun = len(runs.plans)
+    runs.fill()
+    while runs.sched.backlog.num_waiting or runs.sched.batch.prefilling:
+        runs.land()
+        runs.fill()
+    prompts = [plan for plan in runs.plans[begun:] if any(q > 1 for _, _, q in rows(plan))]
+    assert not any(plan.drafts and len(prompts) for plan in prompts[:-1])
+    runs.run()
+    assert any(runs.drafts)
+
+
+def test_an_end_within_a_draft_drops_the_rest() -> None:
+    runs = Runs()
+    seq = runs.add(1, guess=EOS, max_tokens=30)
+    runs.sched._speculation._best = (  # type: ignore[attr-defined]
+        lambda found, *others, **more: len(found.tokens)
+    )
+    runs.fill()
+    runs.land()
+    while not any(runs.drafts):
+        runs.fill()
+        if not any(runs.drafts):
+            runs.land()
+    while len(runs.device.steps) > 1:
+        runs.land()
+    # The device samples the end three times.
+    step = runs.device.steps[-1]
+    assert runs.drafts[-1] == 3
+    step.tokens = [EOS, EOS, EOS, 5]
+    applied = runs.sched.apply(runs.device.answer(), 0.0)
+    assert [(token, finish) for _, _, token, finish in applied.emitted] == [
+        (EOS, FinishReason.STOP)
+    ]
+    assert seq.state is SeqState.FINISHED
+    assert runs.sched.idle
+    assert runs.sched.leak_check.mismatch() is None
+
+
+def test_no_sequence_is_preempted_for_a_draft() -> None:
+    runs = Runs(num_pages=9, max_model_len=32)
+    runs.add(1, guess=5, max_tokens=11)
+    runs.add(2, guess=5, max_tokens=11)
+    runs.run()
+    assert runs.sched.departures.num_preemptions == 0
+    assert runs.tokens == {1: [5] * 11, 2: [5] * 11}
+
+
+def test_drafts_beside_as_many_rows_as_fit_are_left_out() -> None:
+    runs = Runs(max_num_seqs=3)
+    for id in range(1, 4):
+        runs.add(id, guess=5, max_tokens=20)
+    runs.run()
+    for plan in runs.plans:
+        drafted = len(unpack(plan.drafts))
+        assert not drafted or drafted + len(rows(plan)) <= 3
+
+
+def test_slow_verifying_ends_drafts() -> None:
+    """Right as they are: a step with drafts that takes five times as long does not pay."""
+    runs = Runs()
+    runs.add(1, guess=5, max_tokens=190)
+    runs.fill()
+    while runs.device.steps:
+        runs.seconds = 0.005 if runs.sched.in_flight[0].drafts else 0.001
+        runs.land()
+        runs.fill()
+    assert runs.tokens[1] == [5] * 190
+    assert 0 < sum(map(bool, runs.drafts)) < 20
