@@ -10,6 +10,7 @@ import msgspec
 from asyncllm.errors import BadRequest
 from asyncllm.server.chat.requests import (
     GeneratingFields,
+    PredictedOutput,
     ResponseFormat,
     Schema,
     StructuredOutputs,
@@ -47,6 +48,8 @@ def sampling_params(
     given = _given(body, _OF_SAMPLING)
     if (spec := _grammar(body)) is not None:
         given["grammar"] = spec
+    if isinstance(body.prediction, PredictedOutput):
+        given["prediction"] = body.prediction.text
     given["max_tokens"] = body.max_tokens if max_tokens is None else max_tokens
     given |= {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
     return msgspec.structs.replace(defaults, **given)

@@ -132,6 +132,24 @@ class StructureFields(msgspec.Struct, kw_only=True):
     ebnf: str | None = None
 
 
+class PredictedPart(msgspec.Struct):
+    type: Literal["text"]
+    text: str
+
+
+class PredictedOutput(msgspec.Struct):
+    """What the answer is expected to repeat in large parts."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[PredictedPart], Meta(max_length=8192)]
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
 #: Tokens of a prompt to keep; -1 keeps as many as fit.
 KeptTokens = Annotated[int, Meta(ge=-1), _says(**{"not": {"const": 0}})]
 
@@ -158,6 +176,7 @@ class GeneratingFields(StructureFields, kw_only=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    prediction: PredictedOutput | str | None = None
     priority: params.Priority | None = None
     deadline_ms: params.Milliseconds | None = None
     cache_salt: CacheSalt | None = None
@@ -280,6 +299,5 @@ class ChatRequest(OpenAIFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     thinking_token_budget: TokenBudget | None = None
     modalities: list[Literal["text"]] | None = None
-    prediction: Any = None
     verbosity: Any = None
     web_search_options: Any = None

@@ -77,6 +77,15 @@ METRICS: Final[tuple[Metric[EngineStats], ...]] = (
         _hits_by_tier,
     ),
     counter("generation_tokens", "Tokens generated.", "generation_tokens"),
+    counters(
+        "drafted_tokens",
+        "kind",
+        "Drafted tokens that the model has verified, by kind of draft.",
+        "drafted",
+    ),
+    counters(
+        "drafted_tokens_right", "kind", "Of these, the tokens that were right.", "drafted_right"
+    ),
     counter("preemptions", "Running requests put back because KV pages ran out.", "preemptions"),
     counter("kv_pages_evicted", "Cached KV pages that made room for others.", "pages_evicted"),
     counter(

@@ -37,6 +37,7 @@ class ChatReply(OpenAIReply):
     ):
         super().__init__(body, model, [conversation.prompt_ids], body.prompt_logprobs)
         self._with_logprobs = bool(body.logprobs)
+        self._predicts = body.prediction is not None
         self._as_ids = bool(body.return_tokens_as_token_ids)
         self._prompt_logprobs = body.prompt_logprobs
         self.plain = self.plain and not self._with_logprobs and self._prompt_logprobs is None
@@ -106,6 +107,9 @@ class ChatReply(OpenAIReply):
         usage.completion_tokens_details = schemas.CompletionTokensDetails(
             reasoning_tokens=reasoning
         )
+        if self._predicts:
+            usage.completion_tokens_details.accepted_prediction_tokens = self.num_right
+            usage.completion_tokens_details.rejected_prediction_tokens = self.num_wrong
         return usage
 
     def _logprobs(self, entries: list[TokenLogprob] | None) -> schemas.ChatLogprobs | None:

@@ -89,6 +89,8 @@ class OpenAIReply(ABC):
         self._prompt_tokens = sum(map(len, prompts))
         self._completion_tokens = 0
         self._cached_tokens = 0
+        # Drafted tokens of the request's prediction.
+        self.num_right = self.num_wrong = 0
         self.id = f"{self.id_prefix}-{request_id.get()}"
         self._head = {"id": self.id, "created": int(time.time()), "model": model}
         self._text_frames: dict[int, tuple[bytes, bytes]] = {}
@@ -114,6 +116,9 @@ class OpenAIReply(ABC):
         prompt cached because of that one.
         """
         self._completion_tokens += len(delta.token_ids)
+        if delta.finish_reason is not None:
+            self.num_right += delta.predicted[0]
+            self.num_wrong += delta.predicted[1]
         if index % self.n == 0:
             self._cached_tokens += delta.cached_tokens
 

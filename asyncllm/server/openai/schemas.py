@@ -20,9 +20,11 @@ class PromptTokensDetails(Answer, kw_only=True):
 
 
 class CompletionTokensDetails(Answer, kw_only=True):
-    """The answer's tokens that are reasoning."""
+    """The answer's tokens that are reasoning; with a ``prediction``, its tokens that were tried."""
 
     reasoning_tokens: int
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    rejected_prediction_tokens: int | UnsetType = UNSET
 
 
 class Usage(Answer, kw_only=True):

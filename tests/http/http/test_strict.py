@@ -136,7 +136,14 @@ def test_openai_client_fields_are_known(strict: Server, path: str, params: type)
 
 
 #: Those that may change an answer.
-TYPED = ("stream", "stream_options", "parallel_tool_calls", "modalities", "response_format")
+TYPED = (
+    "stream",
+    "stream_options",
+    "parallel_tool_calls",
+    "modalities",
+    "response_format",
+    "prediction",
+)
 
 
 @pytest.mark.parametrize("field", TYPED)

@@ -1,0 +1,79 @@
+"""Predictions over HTTP: the answer is the same, and ``usage`` says what was tried of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient
+from pytest_aiohttp import AiohttpClient
+
+from asyncllm import AsyncLLM
+from asyncllm.engine.scheduling.speculation import learned
+
+MESSAGES = [{"role": "user", "content": "Tell me a story."}]
+ASKED = {"messages": MESSAGES, "temperature": 0, "max_tokens": 40}
+
+
+@pytest.fixture
+async def client(
+    monkeypatch: pytest.MonkeyPatch, aiohttp_client: AiohttpClient
+) -> AsyncIterator[TestClient[Any, Any]]:
+    monkeypatch.setattr(learned, "LEAST_GAIN", 0.0)  # whether it pays here or not
+    async with AsyncLLM(device="cpu", cpu_threads=1, max_model_len=128) as llm:
+        yield await aiohttp_client(llm.aiohttp_app())
+
+
+async def ask(client: TestClient[Any, Any], **fields: Any) -> dict[str, Any]:
+    answer = await client.post("/v1/chat/completions", json={**ASKED, **fields})
+    body: dict[str, Any] = await answer.json()
+    assert answer.status == 200, body
+    return body
+
+
+async def test_an_answer_that_was_predicted(client: TestClient[Any, Any]) -> None:
+    plain = await ask(client)
+    text = plain["choices"][0]["message"]["content"]
+    assert "accepted_prediction_tokens" not in plain["usage"]["completion_tokens_details"]
+    parts = [{"type": "text", "text": part} for part in (text[:20], text[20:])]
+    for prediction in (
+        {"type": "content", "content": text},
+        {"type": "content", "content": parts},
+        text,
+    ):
+        found = await ask(client, prediction=prediction)
+        assert found["choices"] == plain["choices"]
+        details = found["usage"].pop("completion_tokens_details")
+        assert details["accepted_prediction_tokens"] > 10
+        assert details["accepted_prediction_tokens"] < found["usage"]["completion_tokens"]
+        assert details["rejected_prediction_tokens"] < 10
+    wrong = await ask(client, prediction={"type": "content", "content": "Never " * 30}, n=2)
+    assert [choice["message"] for choice in wrong["choices"]] == 2 * [
+        plain["choices"][0]["message"]
+    ]
+    details = wrong["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] == 0
+    metrics = await (await client.get("/metrics")).text()
+    for name in ("drafted_tokens", "drafted_tokens_right"):
+        line = f'asyncllm_{name}_total{{kind="prediction"}} '
+        value = next(line_ for line_ in metrics.splitlines() if line_.startswith(line))
+        assert float(value.removeprefix(line)) > 20
+
+
+@pytest.mark.parametrize(
+    ("prediction", "param"),
+    [
+        ({"type": "text", "content": "a"}, "prediction.type"),
+        ({"type": "content"}, "prediction.content"),
+        ({"type": "content", "content": [{"type": "image_url"}]}, "prediction.content[0].type"),
+        (7, "prediction"),
+    ],
+)
+async def test_what_is_no_prediction_is_refused(
+    client: TestClient[Any, Any], prediction: Any, param: str
+) -> None:
+    answer = await client.post("/v1/chat/completions", json={**ASKED, "prediction": prediction})
+    assert answer.status == 400
+    error = (await answer.json())["error"]
+    assert error["param"].startswith("prediction"), error
