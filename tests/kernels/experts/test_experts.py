@@ -76,7 +76,9 @@ def test_choices_exist_whatever_the_logits(value: float) -> None:
 
 
 @pytest.mark.parametrize("block", [16, 64])
-@pytest.mark.parametrize(("tokens", "top_k", "count"), [(2, 1, 1), (2, 8, 128), (300, 4, 6)])
+@pytest.mark.parametrize(
+    ("tokens", "top_k", "count"), [(2, 1, 1), (2, 8, 128), (300, 4, 6), (600, 7, 20)]
+)
 def test_groups(tokens: int, top_k: int, count: int, block: int) -> None:
     experts = torch.rand(tokens, count, device=DEVICE).argsort(1)[:, :top_k].int()
     order, blocks, _ = group_rows(experts.contiguous(), count, block)
@@ -238,6 +240,17 @@ def test_quantised_mixtures(form: str, kind: str, tokens: int) -> None:
     experts = experts._replace(gate_up=make(experts.gate_up), down=make(experts.down))
     # With 8 bits, inner features and x are rounded to four significant bits.
     check(experts, tokens, 2, 384, torch.bfloat16, 0.07 if "fp8" in form else 0.0)
+
+
+@pytest.mark.parametrize("form", ["dense", "fp8 blocks"])
+@pytest.mark.parametrize("tokens", [150, 301])
+def test_prompts(tokens: int, form: str) -> None:
+    """Hopper has other kernels for so many rows of an expert."""
+    experts = random_experts(3, 128, 256, "silu")
+    if form != "dense":
+        make = FORMATS[form]
+        experts = experts._replace(gate_up=make(experts.gate_up), down=make(experts.down))  # type: ignore[arg-type]
+    check(experts, tokens, 2, 256, torch.bfloat16, 0.07 if "fp8" in form else 0.0)
 
 
 @pytest.mark.parametrize("tokens", [3, 8, 24, 200])

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from asyncllm.kernels.triton.experts.products import Tile, first_product, second_product
+from asyncllm.kernels.gpu import gpu_of
+from asyncllm.kernels.triton.experts import products, prompts
+from asyncllm.kernels.triton.experts.product import Product
+from asyncllm.kernels.triton.experts.products import Tile
 from asyncllm.kernels.triton.experts.routing import group_rows
 from asyncllm.kernels.triton.experts.single import fits, mix_one
 from asyncllm.kernels.triton.launch import Launcher, cdiv, shared_bytes
@@ -74,12 +81,12 @@ def mix_experts(
         mix_one(out, x, weights, chosen, experts, beside, has_residual=residual is not None)
         return out
     rows = tokens * top_k
-    block, first, second = choose_tiles(rows, experts, x)
-    groups = group_rows(chosen, experts.num_experts, block)
+    kernels = choose_kernels(rows, experts, x)
+    groups = group_rows(chosen, experts.num_experts, kernels.block)
     inner = x.new_empty(rows, experts.inner_size)
-    first_product(inner, x, experts, groups, first, top_k)
+    kernels.first(Product.first(inner, x, experts, groups, top_k))
     parts = x.new_empty(rows, x.shape[1])
-    second_product(parts, inner, weights, experts, groups, second)
+    kernels.second(Product.second(parts, inner, experts, groups, weights))
     add_up(out, parts, top_k, beside, has_residual=residual is not None)
     return out
 
@@ -94,6 +101,39 @@ def add_up(
     stride = 0 if logit is None else logit.stride(0)
     constants = out.shape[1], top_k, block, beside is not None, has_residual
     _launch(grid, (out, parts, values, logit, out.numel(), stride), constants, 4)
+
+
+class Kernels(NamedTuple):
+    """How the products of so many rows are computed.
+
+    Attributes:
+        block: the most rows of a block.
+        first, second: the two products.
+    """
+
+    block: int
+    first: Callable[[Product], None]
+    second: Callable[[Product], None]
+
+
+def choose_kernels(rows: int, experts: GatedExperts, x: Tensor) -> Kernels:
+    """The kernels for so many rows of all experts."""
+    is_many = rows >= prompts.LEAST_ROWS * experts.num_experts
+    if is_many and x.is_cuda and gpu_of(x.device).is_hopper and _fits_prompts(experts, x):
+        return Kernels(prompts.BLOCK_M.value, prompts.multiply, prompts.multiply)
+    block, *tiles = choose_tiles(rows, experts, x)
+    return Kernels(block, *(partial(products.multiply, tile=tile) for tile in tiles))
+
+
+def _fits_prompts(experts: GatedExperts, x: Tensor) -> bool:
+    """Whether ``prompts.multiply`` can take both products."""
+    weights = experts.gate_up, experts.down
+    if experts.paired or experts.gate_up_bias is not None:
+        return False
+    if all(isinstance(weight, Fp8Matrix) and weight.is_blocked for weight in weights):
+        return experts.inner_size % 128 == x.shape[1] % 128 == 0
+    is_dense = all(isinstance(weight, Tensor) for weight in weights) and x.itemsize == 2
+    return is_dense and experts.inner_size % 64 == x.shape[1] % 64 == 0
 
 
 def choose_tiles(rows: int, experts: GatedExperts, x: Tensor) -> tuple[int, Tile, Tile]:

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from asyncllm.kernels.triton.activation import activate
 from asyncllm.kernels.triton.codes import (
@@ -28,10 +27,10 @@ from asyncllm.kernels.triton.codes import (
     subtract,
     unpack,
 )
-from asyncllm.kernels.triton.experts.routing import Groups
+from asyncllm.kernels.triton.experts.product import Product, parts
 from asyncllm.kernels.triton.gemm.fp8 import quantize_rows
 from asyncllm.kernels.triton.launch import NATIVE, Launcher, cdiv
-from asyncllm.kernels.types import ExpertWeight, Fp8Matrix, GatedExperts, Int4Matrix, Mxfp4Matrix
+from asyncllm.kernels.types import Fp8Matrix
 
 
 @triton.jit
@@ -283,68 +282,25 @@ def _write(
 _launch = Launcher(_multiply)
 
 
-def first_product(
-    out: Tensor, x: Tensor, experts: GatedExperts, groups: Groups, tile: Tile, top_k: int
-) -> None:
-    """The inner features of rows in the order of the groups: [tokens, hidden] -> [rows, inner]."""
-    act = (experts.act, experts.paired, experts.alpha, experts.limit)
-    _run(out, x, experts.gate_up, experts.gate_up_bias, None, groups, tile, top_k, act)
-
-
-def second_product(
-    out: Tensor, inner: Tensor, weights: Tensor, experts: GatedExperts, groups: Groups, tile: Tile
-) -> None:
-    """What each choice adds to its token, [rows, inner] -> [tokens * top_k, hidden].
-
-    Args:
-        weights: [tokens, top_k].
-    """
-    act = (None, False, 1.0, 0.0)
-    top_k = weights.shape[1]
-    _run(out, inner, experts.down, experts.down_bias, weights, groups, tile, top_k, act)
-
-
-def _run(
-    out: Tensor,
-    x: Tensor,
-    weight: ExpertWeight,
-    bias: Tensor | None,
-    factors: Tensor | None,
-    groups: Groups,
-    tile: Tile,
-    top_k: int,
-    act: tuple[str | None, bool, float, float],
-) -> None:
-    codes, scale, zero, form, group = parts(weight)
-    x_scale = None
-    if isinstance(weight, Fp8Matrix):
+def multiply(p: Product, tile: Tile) -> None:
+    """Launch the kernel."""
+    codes, scale, zero, form, group = parts(p.weight)
+    x, x_scale = p.x, None
+    if isinstance(p.weight, Fp8Matrix):
         x, x_scale = quantize_rows(x, blocked=form == "fp8_blocks")
-    outputs = out.shape[1]
-    size, per_tile = (outputs, tile.rows) if act[0] is None else (2 * outputs, tile.rows // 2)
-    tiles = cdiv(outputs, per_tile)
+    tiles = cdiv(p.size, tile.rows)
     count = codes.numel() // codes.shape[-1]
+    order, blocks, block = p.groups
     _launch(
-        (len(groups.blocks) * tiles, 1, 1),
+        (len(blocks) * tiles, 1, 1),
         (
-            *(out, x, codes, scale, zero, x_scale, bias, factors, groups.order, groups.blocks),
+            *(p.out, x, codes, scale, zero, x_scale, p.bias, p.factors, order, blocks),
             *(tiles, count, len(x), x.stride(0)),
         ),
         (
-            *(size, x.shape[1], top_k, groups.order is not None, groups.block),
+            *(p.size, x.shape[1], p.top_k, order is not None, block),
             *(tile.rows, tile.columns, tile.stages),
-            *(form, group, *act, bias is not None),
+            *(form, group, *p.act, p.bias is not None),
         ),
         tile.warps,
     )
-
-
-def parts(weight: ExpertWeight) -> tuple[Tensor, Tensor | None, Tensor | None, str, int]:
-    """Codes, scales and zero points of a weight, its format, and columns of a group."""
-    if isinstance(weight, Fp8Matrix):
-        form = "fp8_blocks" if weight.is_blocked else "fp8_rows"
-        return weight.data, weight.scale, None, form, 0
-    if isinstance(weight, Mxfp4Matrix):
-        return weight.packed, weight.scale, None, "mxfp4", 0
-    if isinstance(weight, Int4Matrix):
-        return weight.packed, weight.scale, weight.zero, "int4", weight.group
-    return weight, None, None, "dense", 0

@@ -19,7 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from asyncllm.kernels.triton.experts.products import activated, parts
+from asyncllm.kernels.triton.experts.product import parts
+from asyncllm.kernels.triton.experts.products import activated
 from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
 from asyncllm.kernels.types import ExpertWeight, Fp8Matrix, Gated, GatedExperts
 
