@@ -42,7 +42,9 @@ test:
 	@$(MAKE) --no-print-directory --jobs 2 types tests
 	@$(MAKE) --no-print-directory sizes
 
+# They are collected once before: else each worker would compile all of them, and what they import.
 tests: $(VENV)/.serve-test
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q --collect-only | tail -n 1
 	MAKEFLAGS= $(PYTEST) --durations=50
 
 # Tests that measure what is free on a GPU, or divide it, run one after the other.
