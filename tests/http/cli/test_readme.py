@@ -51,6 +51,7 @@ NOT_RUN = {
     "asyncllm doctor Qwen/Qwen3-8B": "reads the model's config.json from the hub",
     "asyncllm kernels": "needs a compiler, and minutes",
     "python -m tools.tune_kernels": "needs a GPU",
+    "python -m tools.bench_policies --hostile deadlines": "test_forecast.py serves these requests",
     "asyncllm serve Qwen/Qwen3-0.6B --device cuda": "needs a GPU",
     "ASYNCLLM_PRETEND_CAPABILITY=8.0 asyncllm serve": "needs a GPU",
 }
