@@ -57,6 +57,7 @@ class Engine:
         *,
         drafting: Callable[[int, SamplingParams], Drafting | None] = lambda *_: None,
         clock: Callable[[], float] = time.perf_counter,
+        shared: Callable[[Seq[int]], int] = lambda prompt: 0,
     ):
         """Nothing runs before ``start``.
 
@@ -64,13 +65,13 @@ class Engine:
             detokenizer: makes one for a sequence, like ``Tokenizer.detokenizer``.
             drafting: of a new sequence, given the number of its prompt tokens.
             clock: seconds; the executor's results must use the same.
+            shared: see ``BlockTable``, given a prompt.
         """
         self.limits = limits
         self.stats = EngineStats()
         self.history = History()
         self.reservations = Reservations(scheduler.backlog, limits)
-        self._detokenizer = detokenizer
-        self._drafting = drafting
+        self._detokenizer, self._drafting, self._shared = detokenizer, drafting, shared
         self._clock = clock
         self._scheduler = scheduler
         self._requests = Requests(scheduler, self.stats, self.history, clock)
@@ -171,7 +172,7 @@ class Engine:
             seed=self._seeds.getrandbits(63) if params.seed is None else params.seed,
             arrival=now if arrival is None else arrival,
         )
-        seq.drafting = self._drafting(seq.num_prompt, params)
+        seq.drafting, seq.kv.shared = self._drafting(len(prompt), params), self._shared(prompt)
         check_params(seq.output.params)
         texts = (params.skip_special_tokens, prompt, params.shown_special_tokens)
         stream = OutputStream(params, sink, self._detokenizer(*texts), eos_ids, now, seq.drafting)

@@ -96,6 +96,7 @@ class OwnEngine(Engine):
         lookup: SpeculativeConfig | None,
         clock: Callable[[], float],
     ):
+        shared = tokenizer.first_turn if limits.num_states else lambda prompt: 0
         super().__init__(
             limits,
             executor,
@@ -103,6 +104,7 @@ class OwnEngine(Engine):
             tokenizer.detokenizer,
             drafting=partial(drafting_of, lookup=lookup),
             clock=clock,
+            shared=shared,
         )
         self._executor = executor
         self._tokenizer = tokenizer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -75,6 +76,18 @@ class Tokenizer:
             BadRequest: the text has an unpaired surrogate.
         """
         return self._encode([text], add_special_tokens)[0]
+
+    def first_turn(self, ids: Sequence[int]) -> int:
+        """Where the second message of a chat begins; 0 if that is not to be seen.
+
+        Most templates begin each message with the same special token, which may follow BOS.
+        """
+        begin = 0
+        while begin < min(len(ids), 3) and ids[begin] in self.special_ids:
+            begin += 1
+        with suppress(ValueError):
+            return ids.index(ids[begin - 1], begin) if begin else 0
+        return 0
 
     async def encode_async(
         self, texts: Sequence[str], add_special_tokens: bool = True

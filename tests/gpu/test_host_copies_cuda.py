@@ -16,7 +16,7 @@ from asyncllm.executor.device import CopyStream, CudaDevice, Span
 from asyncllm.executor.memory.kv_pool import HostPool
 from asyncllm.executor.runner import ModelRunner
 from asyncllm.executor.step.state_pool import StatePool
-from asyncllm.models.config.base import StateShape
+from asyncllm.models.state import StateShape
 from asyncllm.wire.messages import STATE_TO_DEVICE, STATE_TO_HOST, StepPlan, StepResult, unpack
 from tests.cpu.attention.test_shared_pages import check_shared_pages
 from tests.support.engine.waiting import gate, no_waiting
@@ -220,7 +220,7 @@ def test_a_state_is_loaded_only_when_nothing_before_reads_its_slot() -> None:
     tiers.wait_for_copies()
     with no_waiting(), gate() as hold:
         hold()
-        states.copy(np.array([(1, 2)], dtype=np.int32))
+        states.copy(np.array([(1, 2)], dtype=np.int32), device.upload)
         tiers.copier.launch(1, state_copies(STATE_TO_DEVICE, {1: hosts}))
         assert [step for step, _ in tiers.copier.completed(1)] in ([], [0])
     tiers.wait_for_copies()

@@ -56,6 +56,7 @@ class BlockTable:
         known: the ``deepest`` of the last match of its tokens.
         first_own: the topmost node of the path that it added itself.
         state: the checkpoint that was loaded for it from the host, locked until it begins.
+        shared: others are likely to have the same tokens up to here; 0: nobody knows.
         corrupt: some of its KV is not to be trusted.
     """
 
@@ -67,6 +68,7 @@ class BlockTable:
     known: Node | None = None
     first_own: Node | None = None
     state: Checkpoint | None = None
+    shared: int = 0
     corrupt: bool = False
 
     def node_at(self, num_pages: int, page_size: int) -> Node | None:

@@ -155,6 +155,7 @@ class Recorder:
             deadline=None if seq.service.deadline == FOREVER else seq.service.deadline,
             scored=seq.reads.pending,
             cache_ttl=seq.kv.ttl,
+            shared=seq.kv.shared,
         )
         self.writer.write(event, now)
 

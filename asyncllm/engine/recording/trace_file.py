@@ -74,6 +74,7 @@ class Arrival(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=0):
         scored: logprobs or hidden states of all its positions are wanted, so the prefix cache was
             not used.
         cache_ttl: seconds.
+        shared: see ``BlockTable``.
     """
 
     now: float
@@ -89,6 +90,7 @@ class Arrival(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=0):
     deadline: float | None
     scored: bool = False
     cache_ttl: float | None = None
+    shared: int = 0
 
 
 class Pages(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):

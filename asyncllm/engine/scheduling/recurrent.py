@@ -208,16 +208,19 @@ class RecurrentStates:
     # -- inside ----------------------------------------------------------------------------------
 
     def _positions(self, seq: Sequence, start: int) -> list[int]:
-        """Where the state of a prompt is kept: where it leaves a known path, and at its end."""
+        """Where the state of a prompt is kept: where others may leave it, and at its end."""
         if not self._cache.prefix_caching:
             return []
         size, known, end = self._page_size, seq.kv.known, self._prompt_end(seq)
-        fork = min(end, known.depth * size) if known is not None and known.linked else 0
-        positions = [fork] if fork - start >= self._spacing else []
-        # Rather only where others may leave it, too, than only in what this sequence alone has.
-        if end - max([start, *positions]) >= self._spacing:
-            positions.insert(0, end)
-        return positions
+        forks = {min(end, seq.kv.shared // size * size)}
+        if known is not None and known.linked:
+            forks.add(min(end, known.depth * size))
+        positions = [start]
+        # The end comes last: rather only where others may go on than only where this one does.
+        for position in (*sorted(forks), end):
+            if position - positions[-1] >= self._spacing:
+                positions.append(position)
+        return positions[:0:-1]
 
     def _prompt_end(self, seq: Sequence) -> int:
         """Where the state of all tokens known at admission is kept."""

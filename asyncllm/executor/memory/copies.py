@@ -111,7 +111,10 @@ class PageCopier:
         page_bytes = self._host.shape[1]
         for slot in dict.fromkeys(copies[:, 0].tolist()):
             pages, start = copies[copies[:, 0] == slot, 1], 0
-            for part in self._states.bytes_of(slot):
+            parts = self._states.bytes_of(slot)
+            if len(pages) * page_bytes < sum(map(len, parts)):
+                raise ValueError(f"{len(pages)} host pages are too few for a state")
+            for part in parts:
                 stop = start + len(part)
                 for first, behind, page in _runs(pages):
                     host = self._host[page : page + behind - first].view(-1)

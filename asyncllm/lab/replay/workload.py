@@ -83,7 +83,7 @@ class LiveRequest:
         )
         self.seq.output.surely_full = event.surely_full
         self.seq.reads.logprobs = 0 if event.scored else -1
-        self.seq.kv.ttl = event.cache_ttl
+        self.seq.kv.ttl, self.seq.kv.shared = event.cache_ttl, event.shared
         self.seq.service.priority = event.priority
         self.seq.service.tenant = request.tenant
         self.seq.service.deadline = FOREVER if event.deadline is None else event.deadline

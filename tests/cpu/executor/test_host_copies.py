@@ -18,8 +18,8 @@ from asyncllm.errors import ModelError
 from asyncllm.executor.device import CpuDevice, DeviceLost
 from asyncllm.executor.memory.kv_pool import HostPool
 from asyncllm.executor.step.state_pool import StatePool
-from asyncllm.models.config.base import StateShape
 from asyncllm.models.spec import read_spec
+from asyncllm.models.state import StateShape
 from asyncllm.wire.channel import FLUSH
 from asyncllm.wire.messages import STATE_TO_DEVICE, STATE_TO_HOST, StepPlan, unpack
 from tests.support.models.page_copies import (

@@ -130,6 +130,7 @@ class Driver:
         )
         if self.sched.limits.max_draft_tokens and seq.id % 3:
             draft_for(seq, random.Random(seq.id), [3, 3, 4, EOS])
+        seq.kv.shared = rng.choice([0, 0, len(tokens) // 2])
         self.live[seq.id] = seq
         self.sched.add(seq, self.now)
 

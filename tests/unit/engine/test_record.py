@@ -149,6 +149,7 @@ def test_an_event_takes_less_than_fifty_bytes(tmp_path: Path) -> None:
 def test_times_and_limits_come_back_exactly(tmp_path: Path) -> None:
     sched = recorded(tmp_path / "a", num_pages=33)
     seq = sequence(1, 5, arrival=0.1 + 0.2, deadline_ms=1e3 / 3, priority=-7, cache_ttl_s=1 / 7)
+    seq.kv.shared = 3
     sched.add(seq, 1 / 3)
     sched.finish(seq, 2 / 3)
     sched.finish(seq, 0.7)
@@ -163,7 +164,7 @@ def test_times_and_limits_come_back_exactly(tmp_path: Path) -> None:
         0.1 + 0.2,
         seq.service.deadline,
     )
-    assert (arrival.priority, arrival.cache_ttl) == (-7, 1 / 7)
+    assert (arrival.priority, arrival.cache_ttl, arrival.shared) == (-7, 1 / 7, 3)
     assert finish == Finish(2 / 3, 1)
     assert end == End("done")
 
@@ -171,7 +172,7 @@ def test_times_and_limits_come_back_exactly(tmp_path: Path) -> None:
 def test_a_trace_from_before_there_were_pins_is_read() -> None:
     old = msgspec.msgpack.encode([0, 1.0, 7, "", 0, 0, 5, 9, 0, True, None, None, False])
     arrival = msgspec.msgpack.decode(old, type=Arrival)
-    assert (arrival.id, arrival.cache_ttl) == (7, None)
+    assert (arrival.id, arrival.cache_ttl, arrival.shared) == (7, None, 0)
 
 
 def test_a_policy_without_a_name_goes_by_its_class() -> None:

@@ -22,6 +22,7 @@ from tests.support.text.tokenizers import (
     llama2_like,
     make,
     metaspace,
+    with_markers,
     wordpiece,
     write_folder,
 )
@@ -262,6 +263,28 @@ class TestFromFolder:
             (tmp_path / name).write_text(content)
         with pytest.raises(ModelError, match=message):
             Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi", True),
+        ("<|end|><|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi", True),
+        ("<|end|>once upon a time", False),
+        ("once <|im_start|>upon <|im_start|>", False),
+        ("<|im_start|>", False),
+        ("", False),
+    ],
+)
+def test_where_the_second_message_of_a_chat_begins(text: str, found: bool) -> None:
+    tokenizer = Tokenizer(
+        tokenizers.Tokenizer.from_str(with_markers(special=("<|im_start|>", "<|im_end|>")))
+    )
+    ids = tokenizer.encode(text)
+    at = tokenizer.first_turn(ids)
+    assert (at > 0) == found
+    if found:
+        assert tokenizer.decode(ids[at:], skip_special_tokens=False) == "<|im_start|>user\nHi"
 
 
 def test_import_is_cheap() -> None:

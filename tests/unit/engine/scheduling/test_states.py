@@ -50,8 +50,12 @@ class Served:
         #: Positions computed, prompts and outputs.
         self.num_computed = 0
 
-    def add(self, tokens: list[int], max_tokens: int = 4, **scheduling: Any) -> Sequence:
+    def add(
+        self, tokens: list[int], max_tokens: int = 4, *, shared: int = 0, **scheduling: Any
+    ) -> Sequence:
+        """``shared``: how many tokens others are likely to have."""
         seq = sequence(len(self.seen) + 1, tokens, max_tokens, **scheduling)
+        seq.kv.shared = shared
         self.seen.append(seq)
         self.sched.add(seq, 0.0)
         return seq
@@ -173,6 +177,21 @@ def test_one_that_comes_later_also_finds_where_it_leaves_what_is_being_computed(
     later = [served.add([*shared[:depth], *words(i, 40)]) for i, depth in ((2, 401), (3, 330))]
     served.run()
     assert [seq.num_cached for seq in (first, *later)] == [0, 400, 328]
+
+
+def test_where_a_system_prompt_ends_is_known_before_a_second_chat_comes() -> None:
+    """The first is in one step, alone; the others come while that runs, or much later."""
+    served = Served()
+    shared = words(0, 401)
+    chats = [[*shared, *words(i, 60)] for i in range(1, 6)]
+    first = served.add(chats[0], shared=401)
+    served.plan()
+    later = [served.add(chat, shared=401) for chat in chats[1:4]]
+    served.run()
+    last = served.serve(chats[4], shared=401)
+    assert [seq.num_cached for seq in (first, *later, last)] == [0, *[400] * 4]
+    short = served.serve(words(9, 100), shared=12)
+    assert len([event for event in short.timeline.events if event.kind == "chunk"]) == 2
 
 
 def test_of_many_forks_a_prompt_has_no_more_than_two_chunks() -> None:
