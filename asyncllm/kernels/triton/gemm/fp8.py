@@ -262,7 +262,7 @@ def fp8_linear(p: Projection[Fp8Matrix]) -> Tensor:
     return p.finish(y)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _quantize(
     data,  # e4m3 [programs, K]
     scale,  # float32 [K / SIZE, programs]
