@@ -11,8 +11,8 @@ from asyncllm.config import SpeculativeConfig
 from asyncllm.engine.drafts.sources import Draft, make_drafts
 from asyncllm.types import SamplingParams
 
-#: What was expected of drafts before counts like so many tokens that were tried; of those that
-#: were, the latest count.
+#: What is expected of a sequence's drafts before counts like so many tokens that were tried. Of
+#: those that were, the latest count.
 PRIOR_WEIGHT, MEMORY = 2.0, 32.0
 #: Tokens for which a kind of draft is not asked after nothing of it was right; each time twice as
 #: many, up to the second.
@@ -20,11 +20,47 @@ FIRST_PAUSE, LONGEST_PAUSE = 8, 1024
 
 
 class Proposal(NamedTuple):
-    """Tokens that may follow, and how probable it is that each is right if those before are."""
+    """Tokens that may follow.
+
+    Attributes:
+        prior: of its kind of draft.
+        evidence: of this sequence's drafts of the kind.
+    """
 
     kind: str
     tokens: Seq[int]
-    rate: float
+    prior: float
+    evidence: Evidence
+
+    def rate(self, prior: float) -> float:
+        """How probable it is that a token is right if those before are, given what is expected
+        of other sequences."""
+        return self.evidence.rate(prior, PRIOR_WEIGHT)
+
+
+class Evidence:
+    """How many drafted tokens were tried, and how many of these were right; the latest count."""
+
+    __slots__ = ("_most", "_right", "_tried")
+
+    def __init__(self, most: float):
+        self._most = most
+        self._right = self._tried = 0.0
+
+    def saw(self, num_drafted: int, num_right: int) -> None:
+        """A draft was verified. What came after a wrong token was not tried."""
+        self._right += num_right
+        self._tried += num_right + (num_right < num_drafted)
+        if self._tried > self._most:
+            self.forget(0.5)
+
+    def forget(self, share: float) -> None:
+        self._right -= share * self._right
+        self._tried -= share * self._tried
+
+    def rate(self, prior: float, weight: float) -> float:
+        """The share that is right, where the prior counts as much as ``weight`` tokens."""
+        return (self._right + prior * weight) / (self._tried + weight)
 
 
 @dataclass(slots=True)
@@ -42,22 +78,14 @@ class Tally:
 class _Record:
     """How good one kind of draft is for one sequence."""
 
-    def __init__(self, prior: float):
-        self._right, self._tried = prior * PRIOR_WEIGHT, PRIOR_WEIGHT
+    def __init__(self) -> None:
+        self.evidence = Evidence(MEMORY)
         self._pause = FIRST_PAUSE
         self.quiet_until = 0
 
-    @property
-    def rate(self) -> float:
-        return self._right / self._tried
-
     def saw(self, num_drafted: int, num_right: int, length: int) -> None:
         """A draft was verified for a sequence of ``length`` tokens."""
-        # What comes after a wrong token was not tried.
-        self._right += num_right
-        self._tried += num_right + (num_right < num_drafted)
-        if self._tried > MEMORY:
-            self._right, self._tried = self._right / 2, self._tried / 2
+        self.evidence.saw(num_drafted, num_right)
         if num_right:
             self._pause = FIRST_PAUSE
         else:
@@ -79,7 +107,7 @@ class Drafting:
 
     def __init__(self, drafts: Seq[Draft]):
         self._drafts = tuple(drafts)
-        self._records = {draft.kind: _Record(draft.prior) for draft in drafts}
+        self._records = {draft.kind: _Record() for draft in drafts}
         self._held: str | None = None
         self._length = 0
         self.tallies = {draft.kind: Tally() for draft in drafts}
@@ -94,7 +122,7 @@ class Drafting:
                 continue
             found = draft.propose(tokens, most + unknown)[unknown:]
             if found:
-                return Proposal(draft.kind, found, record.rate)
+                return Proposal(draft.kind, found, draft.prior, record.evidence)
             if held == draft.kind and not unknown:
                 record.failed(self._length)  # the sequence has skipped a step for nothing
         return None

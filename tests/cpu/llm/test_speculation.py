@@ -107,7 +107,9 @@ def drafting(
             answer = answers[params.seed or 0]
             return Drafting([Mutated(answer, num_prompt, chance, engine.limits.vocab_size)])
 
-        def best(self: Any, found: Any, shape: Any, start: int, spare: int, *, alone: bool) -> int:
+        def best(
+            self: Any, found: Any, shape: Any, start: int, spare: int, *_: Any, **more: Any
+        ) -> int:
             return min(len(found.tokens), spare)
 
         verified = learned.LearnedSpeculation.verified

@@ -37,7 +37,7 @@ def draft_for(seq: Sequence, chance: random.Random, likely: Seq[int]) -> Sequenc
 def try_all(sched: Scheduler) -> Scheduler:
     """Have everything tried that is drafted and fits a step, whether it pays or not."""
 
-    def best(found: Any, shape: Any, start: int, spare: int, *, alone: bool) -> int:
+    def best(found: Any, shape: Any, start: int, spare: int, *_: Any, alone: bool) -> int:
         return max(0, min(len(found.tokens), spare))
 
     speculation: Any = sched._speculation

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from asyncllm.config import EngineLimits
-from asyncllm.engine.drafts.drafting import Proposal, Tally
+from asyncllm.engine.drafts.drafting import Evidence, Proposal, Tally
 from asyncllm.engine.scheduling.batch import RunningBatch
 from asyncllm.engine.scheduling.forecast import Forecast
 from asyncllm.engine.scheduling.sequence import Sequence
@@ -25,8 +25,12 @@ LEAST_GAIN: Final = 1.08
 MOST_DELAY: Final = 1.01
 #: The weight of the newest step in what verifying was seen to take.
 NEWEST: Final = 1 / 8
-#: How much of that is forgotten each time a draft does not pay: it is tried again some day.
+#: How much of what was learned is forgotten in each step in which no draft pays: drafts are tried
+#: again some day.
 FORGOTTEN: Final = 1 / 1024
+#: A kind of draft is as good as it was for all sequences lately: so many tokens count, and what is
+#: expected of it before counts as much as a few.
+KIND_MEMORY, KIND_PRIOR_WEIGHT = 512.0, 2.0
 
 
 class LearnedSpeculation:
@@ -40,6 +44,7 @@ class LearnedSpeculation:
 
     def __init__(self, limits: EngineLimits, times: StepTimeModel, forecast: Forecast):
         self.tallies: dict[str, Tally] = {}
+        self._kinds: dict[str, Evidence] = {}
         self._most = limits.max_draft_tokens
         self._most_rows = min(limits.max_num_seqs, limits.max_num_batched_tokens)
         self._times = times
@@ -73,13 +78,13 @@ class LearnedSpeculation:
         self._alone = alone = len(wanting) == len(slots)
         spare = self._most_rows - len(slots)
         shape = StepShape(len(slots), int(batch.computed[slots].sum()) + len(slots), 0.0)
+        plain = self._seconds(shape)
         busy = self._step > done
         held: list[Sequence] = []
         drafts: list[Drafted] = []
         for seq, start, found in wanting:
-            count = self._best(found, shape, start, spare, alone=alone)
+            count = self._best(found, shape, start, spare, plain, alone=alone)
             if count == 0:
-                self._factor += (1.0 - self._factor) * FORGOTTEN
                 continue
             assert seq.drafting is not None
             if busy or batch.last_step[seq.slot] > done:
@@ -89,6 +94,8 @@ class LearnedSpeculation:
             spare -= count
             shape = _with(shape, start, count)
             drafts.append(Drafted(seq, start, found.kind, found.tokens[:count]))
+        if not held and not drafts:
+            self._forget()
         return Choice(tuple(held), tuple(drafts))
 
     def _keeps_out(self, batch: RunningBatch, num_waiting: int) -> bool:
@@ -98,15 +105,33 @@ class LearnedSpeculation:
         """
         return bool(num_waiting or batch.prefilling) or not self._forecast.decode_seconds
 
+    def _forget(self) -> None:
+        self._factor += (1.0 - self._factor) * FORGOTTEN
+        for evidence in self._kinds.values():
+            evidence.forget(FORGOTTEN)
+
     def _best(
-        self, found: Proposal, shape: StepShape, start: int, spare: int, *, alone: bool
+        self,
+        found: Proposal,
+        shape: StepShape,
+        start: int,
+        spare: int,
+        plain: float,
+        *,
+        alone: bool,
     ) -> int:
-        """How many of the proposed tokens to verify; 0 if none pays."""
-        plain = self._seconds(shape)
+        """How many of the proposed tokens to verify; 0 if none pays.
+
+        Args:
+            shape: of the step so far. plain: seconds of the step without drafts.
+        """
+        kind = self._kinds.get(found.kind)
+        prior = found.prior if kind is None else kind.rate(found.prior, KIND_PRIOR_WEIGHT)
+        rate = found.rate(prior)
         best, gain = 0, LEAST_GAIN
         expected = right = 1.0
         for count in range(1, min(len(found.tokens), spare) + 1):
-            right *= found.rate
+            right *= rate
             expected += right
             seconds = self._factor * self._seconds(_with(shape, start, count))
             if alone:
@@ -131,6 +156,7 @@ class LearnedSpeculation:
     def verified(self, draft: Drafted, num_right: int) -> None:
         num_drafted = len(draft.tokens)
         self.tallies.setdefault(draft.kind, Tally()).add(num_drafted, num_right)
+        self._kinds.setdefault(draft.kind, Evidence(KIND_MEMORY)).saw(num_drafted, num_right)
         if draft.seq.drafting is not None:
             draft.seq.drafting.verified(draft.kind, num_drafted, num_right)
 

@@ -143,17 +143,17 @@ def test_the_rate_is_that_of_the_latest_tokens() -> None:
     drafting, tokens = Drafting([Fixed()]), array("i", [1])
     first = drafting.propose(tokens, 4, 0)
     assert first is not None
-    assert first.rate == Fixed.prior
+    assert first.rate(0.25) == 0.25
     for _ in range(40):
         drafting.verified("fixed", 4, 4)
     good = drafting.propose(tokens, 4, 0)
     assert good is not None
-    assert good.rate > 0.95
+    assert good.rate(0.5) > 0.95
     for _ in range(40):
         drafting.verified("fixed", 4, 1)
     bad = drafting.propose(tokens, 4, 0)
     assert bad is not None
-    assert 0.45 < bad.rate < 0.6
+    assert 0.45 < bad.rate(0.5) < 0.6
     assert drafting.tallies["fixed"].num_drafted == 320
     assert drafting.tallies["fixed"].num_right == 200
 

@@ -192,3 +192,18 @@ def test_slow_verifying_ends_drafts() -> None:
         runs.fill()
     assert runs.tokens[1] == [5] * 190
     assert 0 < sum(map(bool, runs.drafts)) < 20
+
+
+def test_a_kind_that_is_wrong_for_others_is_not_tried_again_at_once() -> None:
+    runs = Runs()
+    for id in range(1, 12):
+        runs.add(id, guess=6, max_tokens=20)
+        runs.run()
+    tried = [bool(drafts) for drafts in runs.drafts]
+    third = len(tried) // 3
+    assert sum(tried[:third]) > 2 * sum(tried[-third:])
+    # It is, after many steps; and if it is right then, it is used.
+    for id in range(12, 40):
+        runs.add(id, guess=5, max_tokens=190)
+        runs.run()
+    assert len(unpack(runs.plans[-1].drafts)) > 0 or any(runs.drafts[-20:])
