@@ -102,7 +102,7 @@ class OwnEngine(Engine):
             executor,
             scheduler,
             tokenizer.detokenizer,
-            drafting=partial(drafting_of, lookup=lookup),
+            drafting=partial(drafting_of, lookup=lookup, token_bytes=tokenizer.token_bytes),
             clock=clock,
             shared=shared,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -138,8 +139,11 @@ class Drafting:
 
 
 def drafting_of(
-    num_prompt: int, params: SamplingParams, lookup: SpeculativeConfig | None
+    num_prompt: int,
+    params: SamplingParams,
+    lookup: SpeculativeConfig | None,
+    token_bytes: Callable[[int], bytes],
 ) -> Drafting | None:
     """For a new sequence; see ``make_drafts``."""
-    drafts = make_drafts(num_prompt, params, lookup)
+    drafts = make_drafts(num_prompt, params, lookup, token_bytes)
     return Drafting(drafts) if drafts else None

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Final, Protocol
 
+import msgspec
 import numpy as np
 
 from asyncllm.config import SpeculativeConfig
 from asyncllm.engine.token_constraints import PreparedParams
+from asyncllm.text.reasoning import ReasoningSpan
 from asyncllm.types import SamplingParams
 
 #: The most tokens behind a sequence's end in which a draft looks for its last tokens. Looking
@@ -120,21 +123,46 @@ class Forced:
     """What a grammar leaves no choice about.
 
     It may still come as other tokens than the tokenizer would write it with.
+
+    Args:
+        matcher: at the start of the grammar.
+        num_prompt: tokens before the output.
+        span: of the reasoning that may come before what the grammar applies to.
+        token_bytes: the text of a token, where the span needs it.
     """
 
     kind = "grammar"
     prior = 0.95
 
-    def __init__(self, matcher: ForcedTokens, num_prompt: int):
+    def __init__(
+        self,
+        matcher: ForcedTokens,
+        num_prompt: int,
+        span: ReasoningSpan | None = None,
+        token_bytes: Callable[[int], bytes] = lambda token: b"",
+    ):
         self._matcher = matcher
         self._seen = num_prompt
+        self._span = span
+        self._token_bytes = token_bytes
 
     def propose(self, tokens: array[int], most: int) -> Seq[int]:
         for token in tokens[self._seen :]:
-            if not self._matcher.is_finished:
+            if not self._reasons(token) and not self._matcher.is_finished:
                 self._matcher.accept(token)
         self._seen = len(tokens)
+        if self._span is not None and self._span.inside:
+            return ()
         return self._matcher.forced()[:most]
+
+    def _reasons(self, token: int) -> bool:
+        """Whether the next token is part of the reasoning; it may also begin the answer."""
+        span = self._span
+        if span is None or not span.accept(token, self._token_bytes(token)):
+            return False
+        if answer := span.beyond.lstrip():
+            self._matcher.accept_bytes(answer)
+        return True
 
 
 class ForcedTokens(Protocol):
@@ -145,23 +173,32 @@ class ForcedTokens(Protocol):
 
     def accept(self, token: int) -> bool: ...
 
+    def accept_bytes(self, text: bytes) -> bool: ...
+
     def forced(self) -> list[int]:
         """The tokens that must follow; none if there is a choice, or after an error."""
 
 
 def make_drafts(
-    num_prompt: int, params: SamplingParams, lookup: SpeculativeConfig | None
+    num_prompt: int,
+    params: SamplingParams,
+    lookup: SpeculativeConfig | None,
+    token_bytes: Callable[[int], bytes],
 ) -> list[Draft]:
     """The drafts of a new sequence, the most certain first.
 
     Args:
         lookup: for all sequences; without it, only what a request predicts is drafted.
+        token_bytes: the text of a token.
     """
     drafts: list[Draft] = []
     if isinstance(params, PreparedParams):
-        # Before an answer that reasons, the grammar does not apply yet.
-        if lookup is not None and params.compiled is not None and params.reasoning is None:
-            drafts.append(Forced(params.compiled.matcher(), num_prompt))
+        if lookup is not None and params.compiled is not None:
+            span = None
+            if params.reasoning is not None:
+                # As for the sampler: before a grammar, texts do not begin reasoning.
+                span = ReasoningSpan(msgspec.structs.replace(params.reasoning, start_texts=()))
+            drafts.append(Forced(params.compiled.matcher(), num_prompt, span, token_bytes))
         if params.predicted_ids:
             drafts.append(Prediction(params.predicted_ids, num_prompt))
     if lookup is not None:

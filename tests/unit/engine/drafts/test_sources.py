@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +13,8 @@ from asyncllm.config import SpeculativeConfig
 from asyncllm.engine.drafts.drafting import FIRST_PAUSE, Drafting
 from asyncllm.engine.drafts.sources import Forced, Prediction, PromptLookup, make_drafts
 from asyncllm.engine.token_constraints import PreparedParams
-from asyncllm.types import SamplingParams
+from asyncllm.text.reasoning import ReasoningSpan
+from asyncllm.types import Reasoning, SamplingParams
 
 TOKENS = st.lists(st.integers(0, 3), max_size=40)
 
@@ -96,6 +98,10 @@ class Steps:
         self.tokens = self.tokens[1:]
         return True
 
+    def accept_bytes(self, text: bytes) -> bool:
+        self.tokens = self.tokens[len(text) :]
+        return True
+
     def forced(self) -> list[int]:
         end = self.tokens.index(None) if None in self.tokens else len(self.tokens)
         return [token for token in self.tokens[:end] if token is not None]
@@ -109,9 +115,36 @@ def test_what_a_grammar_forces_is_drafted() -> None:
     assert draft.propose(array("i", [8, 9, 1, 2, 7, 3, 4, 5, 0]), 2) == []
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_grammar_begins_after_the_reasoning(is_open: bool) -> None:
+    reasoning = Reasoning(start_ids=(50,), end_ids=(51,), is_open=is_open)
+    draft = Forced(Steps([1, 2, 3]), 0, ReasoningSpan(reasoning))
+    tokens = [] if is_open else [50]
+    assert draft.propose(array("i", tokens), 5) == ()
+    tokens += [1, 9]
+    assert draft.propose(array("i", tokens), 5) == ()
+    tokens += [51]
+    assert draft.propose(array("i", tokens), 5) == [1, 2, 3]
+    assert draft.propose(array("i", [*tokens, 1]), 5) == [2, 3]
+
+
+def test_a_token_may_end_the_reasoning_and_begin_the_answer() -> None:
+    texts = {8: b"so </th", 9: b"ink>\n{"}
+    span = ReasoningSpan(Reasoning(end_texts=("</think>",), is_open=True))
+    draft = Forced(Steps([1, 2, 3]), 0, span, texts.__getitem__)
+    assert draft.propose(array("i", [8]), 5) == ()
+    assert draft.propose(array("i", [8, 9]), 5) == [2, 3]
+
+
+def test_an_answer_without_reasoning_begins_with_the_grammar() -> None:
+    draft = Forced(Steps([1, 2, 3]), 0, ReasoningSpan(Reasoning(start_ids=(50,), end_ids=(51,))))
+    assert draft.propose(array("i"), 5) == [1, 2, 3]
+    assert draft.propose(array("i", [1]), 5) == [2, 3]
+
+
 def test_each_request_has_its_drafts() -> None:
     def kinds(params: SamplingParams, lookup: SpeculativeConfig | None) -> list[str]:
-        return [draft.kind for draft in make_drafts(1, params, lookup)]
+        return [draft.kind for draft in make_drafts(1, params, lookup, bytes)]
 
     predicting = PreparedParams(predicted_ids=(1, 2))
     assert kinds(SamplingParams(), None) == kinds(PreparedParams(), None) == []
