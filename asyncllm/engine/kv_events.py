@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import zmq
 
-from asyncllm.engine.cache.changes import NOT_YET, Changes, announce
+from asyncllm.engine.cache.changes import Changes, announce, withdraw
 from asyncllm.errors import ModelError
 
 log = logging.getLogger(__name__)
@@ -180,9 +180,8 @@ class KVEventPublisher:
         events: list[Event] = []
         if changes.cleared:
             events.append(AllBlocksCleared())
-        removed = [node.digest for node in changes.removed if node.digest > NOT_YET]
-        if removed:
-            events.append(BlockRemoved(removed))
+        if digests := withdraw(changes.removed):
+            events.append(BlockRemoved(digests))
         for path in announce(changes.stored):
             ids = array("i", path.tokens).tolist()
             events.append(BlockStored(path.digests, path.parent, ids, self._block_size))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from asyncllm import demo
 from asyncllm.config import EngineConfig, parse_speculative
-from asyncllm.engine.cache.changes import CacheChanges
+from asyncllm.engine.cache.changes import CacheChanges, StateChanges
 from asyncllm.engine.cache.manager import KVCacheManager
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.recording.record import RecordedScheduler
@@ -183,7 +183,7 @@ def _publish(cache: KVCacheManager, kv_events: KVEventPublisher) -> None:
     def notify() -> None:
         loop.call_soon(lambda: kv_events.publish(changes.take()))
 
-    changes = CacheChanges(notify)
+    changes = (StateChanges if cache.states.num_slots else CacheChanges)(notify)
     cache.report_to(changes)
 
 

@@ -52,18 +52,79 @@ class CacheChanges:
         self._cleared = True
         self._changed()
 
+    def state_kept(self, node: Node) -> None:
+        """The recurrent state after ``node`` is kept."""
+
+    def state_lost(self, node: Node) -> None:
+        """It is not kept any more."""
+
     def take(self) -> Changes:
         """The changes since the last call."""
-        stored = [node for node in self._stored if node.linked]
+        stored = [node for node in self._stored if self._counts(node)]
         changes = Changes(self._cleared, self._removed, stored)
         self._stored, self._removed, self._cleared = [], [], False
         self._notified = False
         return changes
 
+    def _counts(self, node: Node) -> bool:
+        """Whether requests would find it."""
+        return node.linked
+
     def _changed(self) -> None:
         if not self._notified:
             self._notified = True
             self._notify()
+
+
+class StateChanges(CacheChanges):
+    """Of a model with recurrent layers: pages count as stored if a state after them is kept.
+
+    No request finds the others.
+    """
+
+    def __init__(self, notify: Callable[[], object]):
+        super().__init__(notify)
+        #: Pages that count, and how many of those after them do.
+        self._after: dict[Node, int] = {}
+
+    def stored(self, nodes: Iterable[Node]) -> None:
+        pass
+
+    def removed(self, nodes: Iterable[Node]) -> None:
+        pass
+
+    def cleared(self) -> None:
+        self._after.clear()
+        super().cleared()
+
+    def state_kept(self, node: Node) -> None:
+        new, walker = 0, node
+        while walker.parent is not None and walker not in self._after:
+            self._after[walker] = min(new, 1)
+            new, walker = new + 1, walker.parent
+        if new:
+            if walker in self._after:
+                self._after[walker] += 1
+            super().stored((node,))
+
+    def state_lost(self, node: Node) -> None:
+        gone: list[Node] = []
+        while self._after.get(node) == 0 and not _has_state(node):
+            del self._after[node]
+            gone.append(node)
+            assert node.parent is not None, "roots do not count"
+            node = node.parent
+            if node in self._after:
+                self._after[node] -= 1
+        if gone:
+            super().removed(gone)
+
+    def _counts(self, node: Node) -> bool:
+        return node in self._after
+
+
+def _has_state(node: Node) -> bool:
+    return node.checkpoint is not None and (node.checkpoint.ready or bool(node.checkpoint.host))
 
 
 class StoredPages(NamedTuple):
@@ -87,6 +148,16 @@ def announce(stored: Iterable[Node]) -> list[StoredPages]:
     Prefixes with a salt are left out: only those who know it share them.
     """
     return [path for node in stored if (path := _announced(node))]
+
+
+def withdraw(removed: Iterable[Node]) -> list[int]:
+    """The digests of pages that were announced; like ``announce``, in the same thread."""
+    digests: list[int] = []
+    for node in removed:
+        if node.digest > NOT_YET:
+            digests.append(node.digest)
+            node.digest = NOT_YET  # it may be announced again
+    return digests
 
 
 def _announced(node: Node) -> StoredPages | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol, TypeAlias
 
+from asyncllm.engine.cache.changes import CacheChanges
 from asyncllm.engine.cache.node import NO_STATE, Checkpoint, Match, Node
 from asyncllm.engine.cache.pages import PageAllocator
 
@@ -27,6 +28,8 @@ class Checkpoints(Protocol):
     num_evicted: int
     #: Host pages that a copy of a state takes; 0 without a host tier.
     host_size: int
+    #: What is told of states that are kept and lost.
+    changes: CacheChanges | None
 
     @property
     def num_kept(self) -> int:
@@ -89,6 +92,7 @@ class NoCheckpoints:
 
     num_slots = num_taken = num_kept = num_used = num_evicted = 0
     num_on_host = num_spare = host_size = 0
+    changes: CacheChanges | None = None
 
     def usable(self, match: Match) -> Match:
         return match

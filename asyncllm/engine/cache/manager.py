@@ -122,7 +122,7 @@ class KVCacheManager:
 
     def report_to(self, changes: CacheChanges) -> None:
         """Have it told of each page that comes and goes, from now on; the cache is empty."""
-        self._tree.changes = changes
+        self._tree.changes = self.states.changes = changes
 
     def has(self, tokens: array[int], salt: bytes) -> bool:
         """Whether the pages of these tokens are there, or about to be, with or without a state."""

@@ -1,7 +1,6 @@
 """StateSlots: where the states of recurrent layers are, and which of them give up their place.
 
-States are in numbered slots of one pool on the device. With a host tier, copies of them are in
-host pages, several for each.
+They are in numbered slots on the device, and with a host tier also in host pages, several for each.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from asyncllm.engine.cache.changes import CacheChanges
 from asyncllm.engine.cache.checkpoints import TakeHostPages, on_device, usable
 from asyncllm.engine.cache.node import NO_STATE, Checkpoint, Node
 from asyncllm.engine.cache.pages import PageAllocator
@@ -22,8 +22,8 @@ class StateSlots:
     """Owns the slots: each is free, has the state of a sequence, or a checkpoint.
 
     A slot that is needed is taken from the checkpoint used longest ago. Those that are dispensable
-    go before all others, and those on pinned pages after all others. Nobody waits for a slot to be
-    read by a step: steps, and copies from slot to slot, use the device in the order of their plans.
+    go first, and those on pinned pages last. Nobody waits for a slot to be read by a step: steps,
+    and copies from slot to slot, use the device in the order of their plans.
 
     With a host tier, the checkpoints whose slots are taken next are *ahead*: copied to the host, or
     not worth it. The host keeps none that is dispensable. When one is used again, it is ahead no
@@ -38,7 +38,6 @@ class StateSlots:
         host_size: host pages that a copy of a state takes; 0 without a host tier.
 
     Attributes:
-        usable, on_device: see ``Checkpoints``.
         num_taken: slots of sequences.
         num_used: how often a sequence began with a checkpoint; it only grows.
         num_evicted: checkpoints that were lost as their place was needed; it only grows.
@@ -49,6 +48,7 @@ class StateSlots:
 
     def __init__(self, num_slots: int, num_seqs: int = 1, host_size: int = 0):
         self.num_slots = num_slots
+        self.changes: CacheChanges | None = None
         self.host_size = host_size
         self.num_used = 0
         self.num_evicted = 0
@@ -89,6 +89,11 @@ class StateSlots:
         """Checkpoints that have a copy on the host."""
         return len(self._on_host)
 
+    @property
+    def num_spare(self) -> int:
+        """Of these, those that will not be needed soon."""
+        return len(self._spare)
+
     # -- slots of sequences ----------------------------------------------------------------------
 
     def take(self) -> int | None:
@@ -100,8 +105,9 @@ class StateSlots:
             if checkpoint is None:
                 return None
             slot, checkpoint.slot = checkpoint.slot, NO_STATE
-            self._spare.pop(checkpoint, None)
-            if not checkpoint.host:
+            if checkpoint.host:
+                self._spare.pop(checkpoint, None)
+            else:
                 self._lose(checkpoint)
         self.num_taken += 1
         return slot
@@ -131,6 +137,12 @@ class StateSlots:
         checkpoint.slot = slot
         self._plain[checkpoint] = None
 
+    def set_ready(self, checkpoint: Checkpoint) -> None:
+        """Its slot has the state: others may begin with it."""
+        checkpoint.ready = True
+        if self.changes is not None and checkpoint.node is not None:
+            self.changes.state_kept(checkpoint.node)
+
     def use(self, checkpoint: Checkpoint) -> None:
         """A sequence begins with it.
 
@@ -139,7 +151,7 @@ class StateSlots:
         """
         self.num_used += 1
         checkpoint.num_used += 1
-        node = checkpoint.node.parent if checkpoint.node is not None else None
+        node = checkpoint.node and checkpoint.node.parent
         while node is not None:
             above, node = node.checkpoint, node.parent
             if above is not None and (above.slot != NO_STATE or above in self._on_host):
@@ -161,7 +173,7 @@ class StateSlots:
         if checkpoint in self._on_host:
             self._free_copy(checkpoint)
             if checkpoint.slot == NO_STATE:
-                _unlink(checkpoint)
+                self._unlink(checkpoint)
         if checkpoint.slot != NO_STATE:
             self._move(checkpoint, self._dispensable)
 
@@ -170,7 +182,7 @@ class StateSlots:
 
         While a copy is under way, its slot and its host pages are free only afterwards.
         """
-        _unlink(checkpoint)
+        self._unlink(checkpoint)
         if checkpoint.locks:
             return
         if checkpoint.slot != NO_STATE:
@@ -234,8 +246,8 @@ class StateSlots:
         self.num_taken -= 1
         checkpoint.slot, checkpoint.ready = slot, False
         del self._on_host[checkpoint]
-        for _ in range(2):
-            self._lock(checkpoint, self._plain)
+        self._lock(checkpoint, self._plain)
+        checkpoint.locks += 1
         return True
 
     def loaded(self, checkpoint: Checkpoint) -> None:
@@ -265,11 +277,6 @@ class StateSlots:
             self._on_host.move_to_end(checkpoint)
         return None
 
-    @property
-    def num_spare(self) -> int:
-        """Copies on the host that will not be needed soon."""
-        return len(self._spare)
-
     def give_up_spare(self) -> None:
         """Free a copy on the host that will not be needed soon."""
         self._free_copy(next(reversed(self._spare)))
@@ -291,8 +298,15 @@ class StateSlots:
 
     def _lose(self, checkpoint: Checkpoint) -> None:
         """It is nowhere any more, as its place was needed."""
-        _unlink(checkpoint)
+        self._unlink(checkpoint)
         self.num_evicted += 1
+
+    def _unlink(self, checkpoint: Checkpoint) -> None:
+        checkpoint.ready = False
+        if (node := checkpoint.node) is not None:
+            node.checkpoint = checkpoint.node = None
+            if self.changes is not None:
+                self.changes.state_lost(node)
 
     def _lock(self, checkpoint: Checkpoint, order: OrderedDict[Checkpoint, None]) -> None:
         for each in self._orders:
@@ -313,8 +327,7 @@ class StateSlots:
         """The one to be evicted after those ahead."""
         while self._plain:
             checkpoint = next(iter(self._plain))
-            node = checkpoint.node
-            if node is None or node.pin is None or not node.pinned:
+            if checkpoint.node is None or not checkpoint.node.pinned:
                 return checkpoint
             self._move(checkpoint, self._pinned)
         return next(iter(self._pinned), None)
@@ -335,9 +348,3 @@ class StateSlots:
                     return checkpoint
                 pinned[checkpoint] = None
         return pinned.popitem(last=False)[0] if pinned else None
-
-
-def _unlink(checkpoint: Checkpoint) -> None:
-    if (node := checkpoint.node) is not None:
-        node.checkpoint = checkpoint.node = None
-    checkpoint.ready = False

@@ -180,7 +180,7 @@ class RecurrentStates:
             if not good or seq.kv.corrupt:
                 self._slots.drop(checkpoint)
             elif checkpoint.slot != NO_STATE:
-                checkpoint.ready = True
+                self._slots.set_ready(checkpoint)
 
     def leave(self, seq: Sequence, computed: int, *, cold: bool) -> None:
         kept, slot = self._kept.pop(seq.slot), int(self._of[seq.slot])
@@ -288,7 +288,7 @@ class RecurrentStates:
         if checkpoint is None or checkpoint.node is None:
             return False
         self._slots.keep(checkpoint, slot)
-        checkpoint.ready = True
+        self._slots.set_ready(checkpoint)
         return True
 
     def _place_trail(self, seq: Sequence, kept: _Kept) -> None:
@@ -297,7 +297,7 @@ class RecurrentStates:
             return
         node = seq.kv.node_at(kept.trail_at // self._page_size, self._page_size)
         if node is not None and self._slots.attach(kept.trail, node):
-            kept.trail.ready = True
+            self._slots.set_ready(kept.trail)
             kept.trail.kind = Kind.ANSWER
             if self._uses[Kind.PROMPT] > RARELY * (1 + self._uses[Kind.ANSWER]):
                 self._slots.dispense_with(kept.trail)

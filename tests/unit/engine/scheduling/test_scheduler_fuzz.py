@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from asyncllm.engine.cache.changes import NEVER, CacheChanges, StateChanges, announce, withdraw
+from asyncllm.engine.cache.node import NO_PAGE
 from asyncllm.engine.policy import POLICIES
 from asyncllm.engine.pooling import PooledParams
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
@@ -25,7 +27,9 @@ from tests.support.engine.scheduling import (
     expect_outputs,
     scheduler,
     sequence,
+    tree_nodes,
 )
+from tests.support.engine.scheduling import path as path_of
 
 SEEDS = range(24)
 
@@ -54,6 +58,9 @@ class Run:
             page_copy_seconds=(copy_seconds := rng.choice([0.0, 1e-4])),
         )
         expect_outputs(self.sched, rng.choice([0.0, 4.0, 256.0]))
+        self.changes = (StateChanges if self.sched.limits.num_states else CacheChanges)(bool)
+        self.sched.cache.report_to(self.changes)
+        self.router: set[int] = set()
         self.depth = rng.choice([1, 2])
         self.device = FakeDevice(self.sched.limits, copy_seconds)
         self.digest = hashlib.sha256()
@@ -122,6 +129,25 @@ class Run:
         for seq in (*ended, *failed):
             del self.live[seq.id]
 
+    def tell_router(self) -> None:
+        """It knows the pages that requests without a salt would find, and no others."""
+        _, removed, stored = self.changes.take()
+        self.router.difference_update(withdraw(removed))
+        for path in announce(stored):
+            assert path.parent is None or path.parent in self.router
+            self.router.update(path.digests)
+        states = self.sched.cache.states
+        known = set()
+        for node in tree_nodes(self.sched.cache):
+            there = node.parent is not None and (node.ready or node.host != NO_PAGE)
+            found = [node] if there else []
+            if states.num_slots:
+                has = node.checkpoint is not None and node.digest != NEVER
+                has = has and (node.checkpoint.ready or node.checkpoint.host != [])
+                found = list(path_of(node))[:-1] if has else []
+            known.update(each.digest for each in found if each.digest != NEVER)
+        assert self.router == known
+
     def go(self, steps: int) -> None:
         rng = self.random
         while self.step < steps or self.live:
@@ -135,6 +161,8 @@ class Run:
             if self.device.steps:
                 self.apply()
             check_books(self.sched, self.seen.values())
+            if rng.random() < 0.2:
+                self.tell_router()
         while self.plan() or self.device.steps:  # for the copies
             self.apply()
         assert self.sched.cache.num_in_use == 0
