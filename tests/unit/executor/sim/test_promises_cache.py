@@ -21,12 +21,13 @@ PAGE = 16
 # -- over capacity ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize(
-    "options", [{}, {"host_kv_gib": 4.0}, {"prefix_caching": False}], ids=["plain", "host", "bare"]
+    ("options", "known"),
+    [({}, False), ({}, True), ({"host_kv_gib": 4.0}, False), ({"prefix_caching": False}, False)],
+    ids=["plain", "known", "host", "bare"],
 )
 def test_everything_finishes_with_pages_for_a_tenth_of_the_load(
-    known: bool, options: dict[str, Any]
+    options: dict[str, Any], known: bool
 ) -> None:
     stops = () if known else (3,)
 
