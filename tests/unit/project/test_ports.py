@@ -27,7 +27,7 @@ def test_no_connection_gets_one_by_chance(limits: str, left: range, tmp_path: Pa
 
 def test_workers_share_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", "3")
-    shares = []
+    shares: list[int] = []
     for worker in range(3):
         monkeypatch.setenv("PYTEST_XDIST_WORKER", f"gw{worker}")
         shares += ports.ports_of_worker(range(20000, 21000))
