@@ -76,6 +76,29 @@ def mask_scores(logits: Tensor, rows: Tensor, slots: Tensor, masks: Tensor) -> T
     return scores.add_(terms[:, : scores.shape[1]])
 
 
+@in_triton("sampling.scores")
+def log_sums(scores: Tensor) -> Tensor:
+    """The log of the sum of exp of each row: float32 [n, vocab], contiguous -> [n, 1].
+
+    On a GPU, a row has the same bits whatever the other rows are.
+    """
+    return scores.logsumexp(-1, keepdim=True)
+
+
+def best_scores(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The best scores of each row, float32 [n, vocab] -> [n, count], and their tokens.
+
+    Of tokens with the same score the first ones, in order; ``topk`` takes any.
+    """
+    bits = (scores + 0.0).view(torch.int32)  # 0.0 for -0.0
+    rank = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    last = scores.shape[1] - 1
+    ids = torch.arange(last, -1, -1, device=scores.device)
+    keys = rank.long() * 2**32 + ids
+    ids = last - (keys.topk(count, dim=-1).values & (2**32 - 1))
+    return scores.gather(1, ids), ids
+
+
 @cache
 def _terms_of_octets(device: torch.device) -> Tensor:
     """float32 [256, 8]: for each value of eight bits, 0 where they are 1, else -inf.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.executor.device import Device
+from asyncllm.kernels.scores import best_scores, log_sums
 from asyncllm.wire.messages import RowLogprobs
 
 #: Rows at a time: in float32, all rows together would take a multiple of the logits' memory.
@@ -50,10 +51,7 @@ class Logprobs:
         """
         depth = packed.shape[1] // 2
         sampled, values, ids = np.split(packed, [1, 1 + depth], axis=1)
-        # topk does not order ties: put the smaller id first, as greedy sampling does.
-        order = np.lexsort((ids, -values), axis=-1)
-        values = np.take_along_axis(values, order, axis=1)
-        ids = np.take_along_axis(ids, order, axis=1).astype(np.int64)
+        ids = ids.astype(np.int64)
         counts = np.minimum(self._wanted, (values > -np.inf).sum(axis=1))
         for i in np.flatnonzero(np.isfinite(sampled[:, 0])):
             count = counts[i]
@@ -69,6 +67,6 @@ def _pack(logits: Tensor, tokens: Tensor, rows: Tensor, depth: int) -> Tensor:
     """``Logprobs.packed`` of some rows, int64 [r] on the device."""
     logits = logits.index_select(0, rows).float()
     sampled = logits.gather(1, tokens.index_select(0, rows).clamp(min=0).unsqueeze(1))
-    top = logits.topk(depth, dim=-1)
-    values = torch.cat([sampled, top.values], dim=1) - logits.logsumexp(-1, keepdim=True)
-    return torch.cat([values.double(), top.indices.double()], dim=1)
+    best, ids = best_scores(logits, depth)
+    values = torch.cat([sampled, best], dim=1) - log_sums(logits)
+    return torch.cat([values.double(), ids.double()], dim=1)

@@ -35,7 +35,6 @@ def import_lean_torch() -> None:
     vars(torch).pop("_meta_registrations", None)
     library = torch.library.Library("aten", "IMPL", "Meta")
     library.impl("index_select", _index_select)
-    library.impl("logsumexp", _logsumexp)
     _libraries.append(library)
 
 
@@ -53,7 +52,3 @@ def _index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
     shape = list(x.shape)
     shape[dim] = index.numel()
     return x.new_empty(shape)
-
-
-def _logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
-    return x.sum(dim, keepdim)

@@ -17,6 +17,7 @@ from asyncllm.executor.sampling.sampler import Sampled, Sampler
 from asyncllm.executor.step.inputs import PooledRow, ScoredRow, StepInputs, StepRows, upload_step
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.executor.step.state_pool import StatePool
+from asyncllm.kernels.scores import best_scores, log_sums
 from asyncllm.models.base import CausalLM
 from asyncllm.wire.messages import PooledPrompt, ScoredPrompt
 
@@ -57,10 +58,6 @@ class PromptLogprobs:
         """The rows' logprobs as messages, from a copy of ``packed`` on the host."""
         depth = packed.shape[1] // 2 - 1
         own, values, ids = np.split(packed, [2, 2 + depth], axis=1)
-        # topk does not order ties: put the smaller id first, as greedy sampling does.
-        order = np.lexsort((ids, -values), axis=-1)
-        values = np.take_along_axis(values, order, axis=1)
-        ids = np.take_along_axis(ids, order, axis=1)
         logprobs = np.concatenate([own[:, :1], values], axis=1, dtype="<f4", casting="same_kind")
         numbers = np.concatenate([own[:, 1:], ids], axis=1).astype("<i4")
         first = 0
@@ -82,9 +79,9 @@ def _pack(logits: Tensor, tokens: Tensor, depth: int) -> Tensor:
     scores = logits.float()
     own = scores.gather(1, tokens.unsqueeze(1))
     rank = (scores > own).sum(dim=1, keepdim=True) + 1
-    top = scores.topk(min(depth, scores.shape[1]), dim=-1)
-    values = torch.cat([own, top.values], dim=1) - scores.logsumexp(-1, keepdim=True)
-    parts = [values[:, :1].double(), rank.double(), values[:, 1:].double(), top.indices.double()]
+    best, ids = best_scores(scores, min(depth, scores.shape[1]))
+    values = torch.cat([own, best], dim=1) - log_sums(scores)
+    parts = [values[:, :1].double(), rank.double(), values[:, 1:].double(), ids.double()]
     return torch.cat(parts, dim=1)
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from asyncllm.kernels import scores as in_torch
-from asyncllm.kernels.scores import mask_width
+from asyncllm.kernels.scores import best_scores, mask_width
 from tests.support.kernels.device import DEVICE
 
 pytest.importorskip("triton")
 
-from asyncllm.kernels.triton.sampling.scores import mask_scores, penalise
+from asyncllm.kernels.triton.sampling.scores import log_sums, mask_scores, penalise
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -67,3 +67,22 @@ def test_penalised_scores_are_those_of_the_reference(vocab: int, dtype: torch.dt
     assert got.dtype == torch.float32
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5, equal_nan=True)
     assert torch.equal(got[1].nan_to_num(), logits[0].float().nan_to_num())
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # of the interpreter
+@pytest.mark.parametrize("vocab", [1, 50, 5003])
+def test_sums_of_a_row_do_not_depend_on_the_others(vocab: int) -> None:
+    scores = torch.randn(9, vocab, device=DEVICE) * 5
+    scores[0, 0], scores[1, vocab // 2] = -math.inf, math.nan
+    sums = log_sums(scores)
+    expected = in_torch.log_sums.reference(scores)
+    torch.testing.assert_close(sums[1:], expected[1:], rtol=1e-6, atol=1e-6, equal_nan=True)
+    for i in range(2, 9):
+        assert torch.equal(log_sums(scores[i : i + 1].clone()), sums[i : i + 1])
+
+
+def test_the_first_of_tokens_with_the_same_score_is_the_best() -> None:
+    scores = torch.tensor([[1.0, -2.0, 3.0, 1.0, 3.0, 1.0], [-0.0, 0.0, -5.0, -1.0, -1.0, -9.0]])
+    values, ids = best_scores(scores.to(DEVICE), 4)
+    assert ids.tolist() == [[2, 4, 0, 3], [0, 1, 3, 4]]
+    assert values.tolist() == [[3.0, 3.0, 1.0, 1.0], [0.0, 0.0, -1.0, -1.0]]

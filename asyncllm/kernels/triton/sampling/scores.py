@@ -1,4 +1,4 @@
-"""Penalties and masks: a kernel each, which reads logits and counts, or bits, once."""
+"""Penalties, masks and sums: a kernel each."""
 
 from __future__ import annotations
 
@@ -98,6 +98,38 @@ def _mask(
     without = tl.where(score < float("inf"), -float("inf"), float("nan"))
     score = tl.where(allowed != 0, score, without)
     tl.store(scores + row * vocab + ids, score, mask=here)
+
+
+@triton.jit
+def _log_sums(scores, sums, vocab, TILE: tl.constexpr, PDL: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    scores += row * vocab
+    ids = tl.arange(0, TILE)
+    best = tl.full([TILE], float("-inf"), tl.float32)
+    for start in range(0, vocab, TILE):
+        here = start + ids < vocab
+        best = tl.maximum(best, tl.load(scores + start + ids, here, other=float("-inf")))
+    peak = tl.max(best, 0)
+    total = tl.zeros([TILE], tl.float32)
+    for start in range(0, vocab, TILE):
+        here = start + ids < vocab
+        total += tl.exp(tl.load(scores + start + ids, here, other=float("-inf")) - peak)
+    tl.store(sums + row, peak + tl.log(tl.sum(total, 0)))
+
+
+_launch_sums = Launcher(_log_sums)
+
+
+def log_sums(scores: Tensor) -> Tensor:
+    """See ``kernels.scores.log_sums``."""
+    rows, vocab = scores.shape
+    sums = torch.empty(rows, 1, dtype=torch.float32, device=scores.device)
+    if rows > 0:
+        _launch_sums((rows, 1, 1), (scores, sums, vocab), (_TILE,), _WARPS)
+    return sums
 
 
 _launch_penalties = Launcher(_penalise)

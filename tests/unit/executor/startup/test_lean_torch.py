@@ -29,8 +29,6 @@ def test_what_finding_kernels_needs_is_there() -> None:
 index = torch.zeros(3, dtype=torch.int64, device="meta")
 assert x.index_select(0, index).shape == (3, 6)
 assert torch.nn.functional.embedding(index, x).shape == (3, 6)
-assert x.logsumexp(-1).shape == (4,)
-assert x.logsumexp(-1, keepdim=True).shape == (4, 1)
 assert "torch._refs" not in sys.modules
 """
     )
