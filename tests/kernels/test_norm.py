@@ -71,3 +71,12 @@ def test_a_bad_row_spoils_no_other() -> None:
     y = rms_norm(x, Norm(torch.ones(256, device=DEVICE), 1e-6))
     assert y.isnan().all(dim=-1).tolist() == [False, True, False, False]
     assert y.isnan().any(dim=-1).tolist() == [False, True, False, False]
+
+
+def test_a_row_has_the_same_bits_among_many() -> None:
+    size = 64  # of which a program takes 32 rows
+    x = torch.randn(1024, size, device=DEVICE).bfloat16()
+    norm = Norm(torch.randn(size, device=DEVICE).bfloat16(), 1e-6)
+    together = rms_norm(x, norm)
+    for start, end in ((0, 1), (5, 8), (1000, 1024)):
+        assert torch.equal(rms_norm(x[start:end], norm), together[start:end])

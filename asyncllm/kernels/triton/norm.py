@@ -29,24 +29,32 @@ def _rms_norm(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    columns = tl.arange(0, BLOCK)[None, :]
+    columns = tl.arange(0, BLOCK)
     exists = columns < SIZE
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    factors = weight + (columns if GROUPS == 1 else row % GROUPS * SIZE + columns)
-    factors = tl.load(factors, mask=exists, other=0.0).to(tl.float32)
-    if OFFSET is not None:
-        factors += OFFSET
+    # Row by row: a tile of several would be added up in another order.
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    OWN: tl.constexpr = ROWS if GROUPS > 1 else 1  # rows with factors of their own
+    factors: tl.tuple = ()
+    for i in tl.static_range(OWN):
+        of_group = weight + (first + i) % GROUPS * SIZE + columns
+        factor = tl.load(of_group, mask=exists, other=0.0).to(tl.float32)
+        factors += (factor if OFFSET is None else factor + OFFSET,)
     if PDL:
         tl.extra.cuda.gdc_wait()
-    mask = (row < rows) & exists
-    values = tl.load(x + row * ROW_STRIDE + columns, mask=mask, other=0.0).to(tl.float32)
-    values *= tl.rsqrt(tl.sum(values * values, axis=1, keep_dims=True) / SIZE + EPS)
-    if OFFSET is None:
-        values = values.to(y.dtype.element_ty).to(tl.float32)
-    values *= factors
-    tl.store(y + row * SIZE + columns, values.to(y.dtype.element_ty), mask=mask)
+    loaded: tl.tuple = ()
+    for i in tl.static_range(ROWS):
+        mask = (first + i < rows) & exists
+        loaded += (tl.load(x + (first + i) * ROW_STRIDE + columns, mask=mask, other=0.0),)
+    for i in tl.static_range(ROWS):
+        values = loaded[i].to(tl.float32)
+        values *= tl.rsqrt(tl.sum(values * values, 0) / SIZE + EPS)
+        if OFFSET is None:
+            values = values.to(y.dtype.element_ty).to(tl.float32)
+        values *= factors[i % OWN]
+        mask = (first + i < rows) & exists
+        tl.store(y + (first + i) * SIZE + columns, values.to(y.dtype.element_ty), mask=mask)
 
 
 _launch = Launcher(_rms_norm)
