@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ import torch
 from asyncllm.attention.base import AttentionBackend, ForwardBatch, KVPages
 from asyncllm.attention.flashinfer import library as flashinfer
 from asyncllm.attention.flashinfer.backend import FlashInferBackend
-from asyncllm.attention.paged import PagedBackend
+from asyncllm.attention.paged import OrderedBackend, PagedBackend
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.config import AttentionName
 from asyncllm.errors import ModelError
@@ -19,6 +20,8 @@ from asyncllm.kernels.gpu import dotted, gpu_of
 from asyncllm.kernels.support import obstacle
 from asyncllm.kernels.types import AttentionSpec, HeadEncoding
 from asyncllm.kernels.upload import Upload
+
+BackendName = AttentionName | Literal["ordered"]
 
 #: (slot, start, q_len) of each row: a decode row and a longer one, and a decode row alone.
 _STEPS = ([[0, 0, 1], [0, 0, 2]], [[0, 0, 1]])
@@ -62,7 +65,7 @@ log = logging.getLogger(__name__)
 
 
 def choose_backend(
-    name: AttentionName,
+    name: BackendName,
     kv: KVPages,
     specs: Sequence[AttentionSpec],
     dtype: torch.dtype,
@@ -71,7 +74,8 @@ def choose_backend(
 ) -> AttentionBackend:
     """The attention backend of that name; its kernels are loaded and have run once.
 
-    "triton" is our own kernels, "flashinfer" FlashInfer's, "sdpa" PyTorch's. "auto" is our own
+    "triton" is our own kernels, "ordered" those of them of which each token has the same bits in
+    any step, "flashinfer" FlashInfer's, "sdpa" PyTorch's. "auto" is our own
     where they work, else PyTorch's; before Hopper, for which ours were tuned, FlashInfer's come
     first. FlashInfer's libraries that are not built are compiled here, which takes minutes.
 
@@ -103,7 +107,7 @@ def choose_backend(
     return SdpaBackend(kv)
 
 
-def _automatic(device: torch.device) -> tuple[AttentionName, ...]:
+def _automatic(device: torch.device) -> tuple[BackendName, ...]:
     """What "auto" tries in turn. ``say_what_runs`` has logged why our kernels do not run at all."""
     if device.type != "cuda" or obstacle(device) is not None:
         return ()
@@ -112,22 +116,27 @@ def _automatic(device: torch.device) -> tuple[AttentionName, ...]:
     return ("flashinfer", "triton")
 
 
+def own_backend(name: BackendName) -> type[PagedBackend]:
+    """The backend of our own kernels."""
+    return OrderedBackend if name == "ordered" else PagedBackend
+
+
 def _made(
-    name: AttentionName,
+    name: BackendName,
     kv: KVPages,
     specs: Sequence[AttentionSpec],
     dtype: torch.dtype,
     device: torch.device,
     upload: Upload,
 ) -> AttentionBackend:
-    if name == "triton":
-        return PagedBackend(kv, upload)
+    if name != "flashinfer":
+        return own_backend(name)(kv, upload)
     gpu = gpu_of(device)
     return FlashInferBackend(kv, specs, dtype, device, gpu.capability, gpu.multiprocessors, upload)
 
 
 def _obstacle(
-    name: AttentionName,
+    name: BackendName,
     specs: Sequence[AttentionSpec],
     dtype: torch.dtype,
     device: torch.device,

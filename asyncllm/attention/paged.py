@@ -23,6 +23,8 @@ from asyncllm.kernels.attention import (
     decode_attention,
     decode_heads,
     encode_heads,
+    ordered_decode_attention,
+    ordered_prefill_attention,
     prefill_attention,
 )
 from asyncllm.kernels.types import AttentionSpec, DecodeRows, HeadEncoding, PrefillRows
@@ -129,3 +131,43 @@ class PagedBackend:
         # The decode kernel reads K and V of earlier tokens without waiting for the previous kernel.
         # Here that is the selection of rows, which has waited itself.
         return decode_attention(batch.sampling(q), rows, spec, sinks=encoding.sinks).flatten(1)
+
+
+class OrderedBackend(PagedBackend):
+    """A backend on kernels of which each token has the same bits in any step.
+
+    K and V of all tokens are written before any token attends.
+    """
+
+    def forward(
+        self, qkv: Tensor, spec: AttentionSpec, encoding: HeadEncoding, batch: ForwardBatch
+    ) -> Tensor:
+        """See ``AttentionBackend.forward``."""
+        plan: PagedPlan = batch.plan
+        keys, values = self._kv.layer(spec.kv_layer)
+        table, decodes, extends = plan.block_table, plan.decodes, plan.extends
+        q = encode_heads(qkv, spec, encoding, batch.positions, keys, values, batch.slot_mapping)
+        out = None
+        if extends is not None:
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            args = q, keys, values, table, extends, spec
+            ordered_prefill_attention(*args, sinks=encoding.sinks, out=out)
+        if decodes is not None:
+            count = min(len(decodes.slots), len(q))
+            rows = DecodeRows(keys, values, table, decodes.slots[:count], decodes.lengths[:count])
+            part = None if out is None else out[:count]
+            done = ordered_decode_attention(q[:count], rows, spec, sinks=encoding.sinks, out=part)
+            out = done if out is None else out
+        assert out is not None, "a step has rows"
+        return out.flatten(1)
+
+    def forward_logit_rows(
+        self, qkv: Tensor, spec: AttentionSpec, encoding: HeadEncoding, batch: ForwardBatch
+    ) -> Tensor:
+        """See ``LogitRowsBackend``."""
+        assert batch.logit_rows is not None
+        keys, values = self._kv.layer(spec.kv_layer)
+        rows = DecodeRows(keys, values, batch.plan.block_table, *batch.logit_rows)
+        q = encode_heads(qkv, spec, encoding, batch.positions, keys, values, batch.slot_mapping)
+        q = batch.sampling(q)
+        return ordered_decode_attention(q, rows, spec, sinks=encoding.sinks).flatten(1)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from asyncllm.config import option_fields
 from asyncllm.config.option_fields import MANY, Count, Gpus, Share, Threads, doc
 from asyncllm.config.speculative_config import DRAFT_TOKENS, check_speculative, parse_speculative
 from asyncllm.errors import BadRequest
@@ -163,6 +164,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "auto"
     attention: Annotated[AttentionName, doc("attention kernels", "device")] = "auto"
+    deterministic: Annotated[
+        bool, doc("answers have the same bits alone and in any batch, on a GPU; slower", "device")
+    ] = False
     max_model_len: Annotated[
         Annotated[int, Range(2, MANY)] | None,
         doc("longest sequence in tokens, prompt and output; the model's limit by default", "model"),
@@ -289,9 +293,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "ENDPOINT",
         ),
     ] = None
-    kv_events_topic: Annotated[str, doc("topic of --kv-events, such as kv@pod@model", "memory")] = (
-        ""
-    )
+    kv_events_topic: Annotated[str, doc("topic of --kv-events, as kv@pod@model", "memory")] = ""
     trace: Annotated[
         str | None,
         doc("record scheduling in this file, for asyncllm replay", "for developers", "FILE"),
@@ -306,6 +308,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
         if self.device == "sim":
             need(self.tp == 1, "tp", "the simulated device has no tensor parallelism: tp must be 1")
+        for rule in option_fields.deterministic_rules(self):
+            need(*rule)
         publishes = self.kv_events is not None
         need(self.prefix_caching or not publishes, "kv_events", "kv_events needs prefix_caching")
         cache, page = self.kv_cache_tokens, self.page_size

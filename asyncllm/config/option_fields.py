@@ -1,8 +1,10 @@
-"""How options are declared: a description, a group in ``--help``, and the range of a number."""
+"""How options are declared: a description, a group in ``--help``, the range of a number, and what
+other options one needs."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, get_args
+from collections.abc import Iterator
+from typing import Annotated, Any, Final, Literal, get_args
 
 from msgspec import Meta
 
@@ -30,3 +32,19 @@ Bytes = Annotated[int, Range(1, 2**40)]
 Share = Annotated[float, Range(0, 1)]
 #: No wait is longer than thirty days.
 Seconds = Annotated[float, Range(0, 30 * 86_400)]
+
+
+def deterministic_rules(config: Any) -> Iterator[tuple[bool, str, str]]:
+    """What ``deterministic`` needs of an engine's other options: whether they are so, the one at
+    fault, and the error message."""
+    if not config.deterministic:
+        return
+    is_gpu = config.device not in ("cpu", "sim")
+    yield is_gpu, "deterministic", "deterministic needs a GPU: no other device has it"
+    for name, values in (
+        ("attention", ("auto", "triton")),
+        ("kv_cache_dtype", ("auto",)),
+        ("dtype", ("auto", "bfloat16", "float16")),
+    ):
+        needed = f"deterministic needs {name} {' or '.join(values)}"
+        yield getattr(config, name) in values, name, needed

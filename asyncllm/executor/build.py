@@ -24,7 +24,14 @@ from asyncllm.attention.base import AttentionBackend, GraphBackend
 from asyncllm.attention.choose import choose_backend
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import ModelError
-from asyncllm.executor.choose_device import cache_dtype, compute_dtype, open_device
+from asyncllm.executor.choose_device import (
+    cache_dtype,
+    check_deterministic,
+    chosen_attention,
+    chosen_kernels,
+    compute_dtype,
+    open_device,
+)
 from asyncllm.executor.compile_watch import CompileWatch
 from asyncllm.executor.device import Device, available_host_bytes
 from asyncllm.executor.memory.copies import PageCopier
@@ -144,17 +151,20 @@ def _build(
 ) -> Worker:
     dtype, on_device = compute_dtype(config, device), device.torch_device
     of_cache = cache_dtype(config, dtype, device)
+    attention, kernels = chosen_attention(config), chosen_kernels(config)
+    if config.deterministic:
+        check_deterministic(spec, on_device)
     free_before = device.free_bytes()
 
     def make_backend(pool: KVPool) -> AttentionBackend:
         layers = model.attention_specs
-        return choose_backend(config.attention, pool, layers, dtype, on_device, device.upload)
+        return choose_backend(attention, pool, layers, dtype, on_device, device.upload)
 
     with torch.inference_mode():
         with bill.phase("weights", device.free_bytes):
             load_format, length = config.load_format, config.max_model_len
             source = folder, spec, dtype, on_device, load_format, progress
-            model = load_model(*source, max_length=length, ranks=ranks)
+            model = load_model(*source, max_length=length, ranks=ranks, kernels=kernels)
             device.empty_cache()  # the memory of conversions, for the KV cache
             config = replace(config, host_kv_gib=config.host_kv_gib / ranks.size)
         with bill.phase("kernels"):

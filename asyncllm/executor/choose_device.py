@@ -1,4 +1,4 @@
-"""The device and the dtype of a configuration."""
+"""The device, the dtype and the kernels of a configuration."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import logging
 
 import torch
 
+from asyncllm.attention.choose import BackendName
 from asyncllm.config import EngineConfig
 from asyncllm.errors import ModelError
 from asyncllm.executor.device import CpuDevice, CudaDevice, Device
+from asyncllm.kernels.choice import FASTEST, ORDERED, Kernels
 from asyncllm.kernels.gpu import gpu_of
+from asyncllm.kernels.support import obstacle
+from asyncllm.models.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
@@ -86,3 +90,30 @@ def compute_dtype(config: EngineConfig, device: Device) -> torch.dtype:
         return torch.bfloat16
     dtype: torch.dtype = getattr(torch, config.dtype)
     return dtype
+
+
+def check_deterministic(spec: ModelSpec, device: torch.device) -> None:
+    """Check that this model can be deterministic here, before its weights are loaded.
+
+    Raises:
+        ModelError: it cannot; the message says why.
+    """
+    reason = None
+    if device.type != "cuda":
+        reason = "needs a GPU"
+    elif (problem := obstacle(device)) is not None:
+        reason = f"needs our own kernels, which do not run here: {problem}"
+    elif spec.weight_format == "fp8" and not gpu_of(device).is_hopper:
+        reason = "needs a Hopper GPU for weights in fp8"
+    if reason is not None:
+        raise ModelError(f"deterministic {reason}", param="deterministic")
+
+
+def chosen_kernels(config: EngineConfig) -> Kernels:
+    """The kernels of layers."""
+    return ORDERED if config.deterministic else FASTEST
+
+
+def chosen_attention(config: EngineConfig) -> BackendName:
+    """The attention backend."""
+    return "ordered" if config.deterministic else config.attention

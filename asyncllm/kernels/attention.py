@@ -169,6 +169,42 @@ def decode_heads(
     return decode_attention.reference(q, rows, spec, sinks=encoding.sinks).flatten(1)
 
 
+@in_triton("attention.ordered")
+def ordered_prefill_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    rows: PrefillRows,
+    spec: AttentionSpec,
+    *,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """``prefill_attention``, of which each token has the same bits in any row, and alone."""
+    args = q, keys, values, block_table, rows, spec
+    return prefill_attention.reference(*args, sinks=sinks, out=out)
+
+
+@in_triton("attention.ordered")
+def ordered_decode_attention(
+    q: Tensor,
+    rows: DecodeRows,
+    spec: AttentionSpec,
+    *,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """``decode_attention``, with the bits of ``ordered_prefill_attention``.
+
+    Args:
+        out: of these, results of padding are left as they were.
+    """
+    overlaps = out is not None
+    args = q, rows, spec
+    return decode_attention.reference(*args, sinks=sinks, out=out, overlaps_previous=overlaps)
+
+
 @in_triton("attention.sinks")
 def apply_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
     """Turn attention without sinks into attention with them, in place.

@@ -115,6 +115,20 @@ def mix_experts(
     return out if residual is None else residual.add_(out)
 
 
+@in_triton("experts.mixing")
+def ordered_mix_experts(
+    x: Tensor,
+    weights: Tensor,
+    chosen: Tensor,
+    experts: GatedExperts,
+    residual: Tensor | None = None,
+    beside: Gated | None = None,
+) -> Tensor:
+    """``mix_experts``, of which each token has the same bits in any batch; in plain torch it may
+    not."""
+    return mix_experts.reference(x, weights, chosen, experts, residual, beside)
+
+
 def _dense(weight: ExpertWeight, count: int, x: Tensor) -> Tensor:
     """[experts, N, K] in the dtype of x, which it multiplies."""
     if isinstance(weight, Tensor):

@@ -67,3 +67,28 @@ def linear_with_rest(
     On a GPU, one row is multiplied by both in one launch if the first is an fp8 weight.
     """
     return linear.reference(x, weight, norm=norm), linear.reference(x, rest, norm=norm)
+
+
+@in_triton("gemm.ordered")
+def ordered_linear(
+    x: Tensor,
+    weight: Weight,
+    bias: Tensor | None = None,
+    *,
+    norm: Norm | None = None,
+    residual: Tensor | None = None,
+    act: str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """``linear``, of which each row has the same bits in any batch; in plain torch it may not.
+
+    An fp8 weight always multiplies rows that are rounded to e4m3.
+    """
+    return linear.reference(x, weight, bias, norm=norm, residual=residual, act=act, dtype=dtype)
+
+
+def ordered_linear_with_rest(
+    x: Tensor, weight: Weight, rest: Tensor, *, norm: Norm | None = None
+) -> tuple[Tensor, Tensor]:
+    """``linear_with_rest`` by ``ordered_linear``."""
+    return ordered_linear(x, weight, norm=norm), ordered_linear(x, rest, norm=norm)

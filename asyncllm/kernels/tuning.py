@@ -274,10 +274,16 @@ _HALF, _WHOLE = 98 << 10, 190 << 10
 def choose_fp8_tile(rows: int, size: int, columns: int) -> Fp8Tile | None:
     """The tile for a weight [size, columns], after measurements on an H200 (docs/kernels.md); None
     where other kernels are faster: for one row and many, and for a few of a small weight."""
-    tiles, blocks, block_m = -(-size // 64), -(-columns // 128), fp8_rows(rows)
     is_small = size * columns < 2**23
-    if not 1 < rows <= (128 if tiles <= 80 and not is_small else 64) or (rows <= 16 and is_small):
+    most = 128 if size <= 80 * 64 and not is_small else 64
+    if not 1 < rows <= most or (rows <= 16 and is_small):
         return None
+    return fp8_tile(rows, size, columns)
+
+
+def fp8_tile(rows: int, size: int, columns: int) -> Fp8Tile:
+    """The best tile of ``fp8_tiles`` for any number of rows. Its splits are those of the weight."""
+    tiles, blocks, block_m = -(-size // 64), -(-columns // 128), fp8_rows(rows)
     parts = 1 if tiles <= 264 else 3
     splits = 1
     while tiles * splits < 80 and blocks % (2 * splits) == 0 and blocks >= 8 * splits:

@@ -87,6 +87,28 @@ class GroupCollectives:
         self._group = None
 
 
+class OrderedSums:
+    """The collectives of others, but sums in the order of the ranks, whatever the size.
+
+    They have the bits of ``kernels.triton.collectives.all_reduce``: float32, the residual last.
+    """
+
+    def __init__(self, size: int, others: Collectives):
+        self._size = size
+        self._others = others
+        self.gather, self.broadcast = others.gather, others.broadcast
+        self.abort, self.close = others.abort, others.close
+
+    def sum(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        parts = self.gather(x).view(*x.shape[:-1], self._size, -1)
+        total = parts.select(-2, 0).float()
+        for rank in range(1, self._size):
+            total += parts.select(-2, rank)
+        if residual is not None:
+            total += residual
+        return (x if residual is None else residual).copy_(total)
+
+
 def _wait(work: Any) -> None:
     """NCCL gives nothing to wait for where it runs on the current stream."""
     if work is not None:

@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import (
 )
 
 from asyncllm.kernels.support import obstacle
-from asyncllm.parallel.collectives import Collectives, GroupCollectives
+from asyncllm.parallel.collectives import Collectives, GroupCollectives, OrderedSums
 from asyncllm.parallel.ranks import LOADING, RanksBroken, RanksDisagree
 from asyncllm.wire.tcp import listen
 
@@ -221,20 +221,27 @@ def host_store(host: str) -> tuple[Store, tuple[str, int]]:
 
 
 def join(
-    store: Store, rank: int, size: int, device: torch.device, host: str | None = None
+    store: Store,
+    rank: int,
+    size: int,
+    device: torch.device,
+    host: str | None = None,
+    *,
+    ordered: bool = False,
 ) -> GroupRanks:
     """Find the other ranks, which must have started, too.
 
     Args:
         store: shared by the ranks of this model alone.
         host: this machine's address, if the ranks are on several machines.
+        ordered: add up in the order of the ranks on GPUs, whatever the size.
 
     Raises:
         RanksBroken: they do not come.
     """
     store.set_timeout(_JOIN)
     try:
-        return _join(store, rank, size, device, host)
+        return _join(store, rank, size, device, host, ordered)
     except RuntimeError as error:
         reason = str(error)
     # Neither this error nor its cause may keep the store: see ``GroupRanks.close``.
@@ -243,7 +250,7 @@ def join(
 
 
 def _join(
-    store: Store, rank: int, size: int, device: torch.device, address: str | None
+    store: Store, rank: int, size: int, device: torch.device, address: str | None, ordered: bool
 ) -> GroupRanks:
     connections = Connections()
     host = _gloo(PrefixStore("host", store), rank, size, address, connections)
@@ -254,7 +261,8 @@ def _join(
     from torch._C._distributed_c10d import ProcessGroupNCCL
 
     group = ProcessGroupNCCL(on_tensors, rank, size, ProcessGroupNCCL.Options())
-    nccl = GroupCollectives(size, group, group.abort)
+    nccl: Collectives = GroupCollectives(size, group, group.abort)
+    nccl = OrderedSums(size, nccl) if ordered else nccl
     if address is not None:  # other machines cannot reach this one's GPUs
         return GroupRanks(rank, size, nccl, host, connections)
     exchange = partial(_exchange, PrefixStore("push", store), rank, size)

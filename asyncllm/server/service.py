@@ -39,6 +39,7 @@ from asyncllm.server.streaming.live import LiveRequests
 from asyncllm.server.streaming.sse import EventStream
 from asyncllm.server.trace import MAX_SEQUENCES, explain
 from asyncllm.types import SamplingParams, SchedulingParams
+from asyncllm.version import __version__
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -192,6 +193,15 @@ class Service:
         if (entry := current_entry()) is not None:
             entry.model = name
         return name
+
+    @property
+    def fingerprint(self) -> str | None:
+        """The ``system_fingerprint`` of answers whose bits do not depend on other requests; None
+        where they do. Another version or number of GPUs gives other bits."""
+        config = self.llm.config
+        if not config.deterministic:
+            return None
+        return f"asyncllm-{__version__}-deterministic-tp{config.tp}"
 
     async def answer(
         self,

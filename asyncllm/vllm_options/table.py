@@ -137,7 +137,7 @@ _NOT_NEEDED: Final = {
         "kv-cache-metrics-sample cudagraph-metrics! enable-mfu-metrics! enable-mm-processor-stats!"
     ),
     "the tokens of a slow reader are merged": "stream-interval",
-    "answers have no fingerprint": "fingerprint-mode fingerprint-value",
+    "answers have a fingerprint with --deterministic alone": "fingerprint-mode fingerprint-value",
     "options are not read from the environment": "fail-on-environ-validation!",
 }
 

@@ -31,6 +31,7 @@ OPTIONS = (
     "mamba_ssm_cache_dtype",
     "attention",
     "kv_cache_dtype",
+    "deterministic",
     "max_model_len",
     "page_size",
     "max_num_seqs",

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncllm.attention.choose import warm_up
-from asyncllm.attention.paged import PagedBackend
+from asyncllm.attention.choose import own_backend, warm_up
 from asyncllm.config import EngineConfig
+from asyncllm.executor.choose_device import chosen_attention, chosen_kernels
 from asyncllm.executor.device import CpuDevice
 from asyncllm.executor.memory.kv_pool import KVPool
 from asyncllm.executor.memory.limits import step_tokens, wanted_length
@@ -69,13 +69,13 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
     length, page_size, max_rows = wanted_length(config, spec), config.page_size, config.max_num_seqs
     quantization = spec.quantization
     keep: Kept = "none" if quantization is None else kernels_take(quantization, dtype, gpu_of(meta))
-    ranks = _recorded_ranks(config.tp)
-    whole = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks)
+    ranks, kernels = _recorded_ranks(config.tp), chosen_kernels(config)
+    whole = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks, kernels=kernels)
     most_captured = min(step_tokens(config, "cuda"), captured_tokens(whole))
     model = first_layers(whole)
     of_cache = torch.float8_e4m3fn if config.has_fp8_cache else dtype
     pool = KVPool(model.attention_specs, 1, page_size, of_cache, meta)
-    backend = PagedBackend(pool, device.upload)
+    backend = own_backend(chosen_attention(config))(pool, device.upload)
     # First, as prompt attention takes longest to compile: what follows has torch import its
     # compiler and sympy, for shapes on the meta device.
     warm_up(backend, model.attention_specs, dtype, meta)

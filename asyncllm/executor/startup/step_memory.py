@@ -14,8 +14,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from asyncllm.attention.paged import PagedBackend
+from asyncllm.attention.choose import own_backend
 from asyncllm.config import EngineConfig
+from asyncllm.executor.choose_device import chosen_attention, chosen_kernels
 from asyncllm.executor.memory.kv_pool import KVPool
 from asyncllm.executor.memory.limits import step_tokens, wanted_length
 from asyncllm.executor.memory.profile import StepMemory, StepSize, captured_step, largest_steps
@@ -59,7 +60,8 @@ def _step_memory(folder: Path, config: EngineConfig, dtype: torch.dtype, gpu: Gp
     keep: Kept = (
         "none" if spec.quantization is None else kernels_take(spec.quantization, dtype, gpu)
     )
-    whole = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks)
+    kernels = chosen_kernels(config)
+    whole = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks, kernels=kernels)
     captured = min(step_tokens(config, "cuda"), captured_tokens(whole))
     model = first_layers(whole)
     of_cache = torch.float8_e4m3fn if config.has_fp8_cache else dtype
@@ -68,7 +70,7 @@ def _step_memory(folder: Path, config: EngineConfig, dtype: torch.dtype, gpu: Gp
     with _Allocations() as allocations:
         sampler = Sampler(max_rows, spec.vocab_size, device)
         table = SlotTable(max_rows, -(-length // page_size), device)
-        backend = PagedBackend(pool, device.upload)
+        backend = own_backend(chosen_attention(config))(pool, device.upload)
         states = StatePool(model.states, 1, dtype, meta)
         forward = EagerForward(model, backend, states, sampler, table, page_size, device)
         for step in largest_steps(size, spec.vocab_size, table, sampler):

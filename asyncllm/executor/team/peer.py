@@ -97,7 +97,8 @@ def _run(settings: PeerSettings, status: PeerStatus, reports: ReportLine) -> Non
         reports.send(Joining())
         status.set("joining the other ranks", -1)
         store = open_store(team.store, team.config.tp)
-        ranks = join(store, rank, team.config.tp, device, team.host)
+        ordered = team.config.deterministic
+        ranks = join(store, rank, team.config.tp, device, team.host, ordered=ordered)
         status.set("loading", -1)
         return ranks
 

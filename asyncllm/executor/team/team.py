@@ -56,6 +56,7 @@ class Team:
 
     def __init__(self, config: EngineConfig, folder: Path, machines: Machines | None):
         self._size = config.tp
+        self._ordered = config.deterministic
         self._host = None if machines is None else machines.own
         self._ranks: GroupRanks | None = None
         self._loss: str | None = None
@@ -107,7 +108,8 @@ class Team:
     def join(self, device: torch.device) -> GroupRanks:
         """Wait until all peers have started, and join them."""
         self._reports(Joining)
-        self._ranks = join(self._take_store(), 0, self._size, device, self._host)
+        parts = self._take_store(), 0, self._size, device, self._host
+        self._ranks = join(*parts, ordered=self._ordered)
         self._check()
         return self._ranks
 

@@ -100,5 +100,14 @@ def delta_rule(
     return torch.cat(results, dim=1).transpose(0, 1), state
 
 
+@in_triton("recurrent.ordered")
+def ordered_delta_net(
+    x: Tensor, gates: Tensor, net: DeltaNet, state: LayerState, rows: StateRows
+) -> Tensor:
+    """``gated_delta_net``, of which a token and the state after it have the same bits in any step;
+    in plain torch they may not."""
+    return gated_delta_net.reference(x, gates, net, state, rows)
+
+
 def _unit(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + UNIT_EPS)

@@ -55,6 +55,13 @@ def mamba(x: Tensor, net: Mamba, state: LayerState, rows: StateRows) -> Tensor:
     return (out.flatten(1) * F.silu(gate.float())).to(x.dtype)
 
 
+@in_triton("recurrent.ordered")
+def ordered_mamba(x: Tensor, net: Mamba, state: LayerState, rows: StateRows) -> Tensor:
+    """``mamba``, of which a token and the state after it have the same bits in any step; in plain
+    torch they may not."""
+    return mamba.reference(x, net, state, rows)
+
+
 def _scan(q: Tensor, k: Tensor, v: Tensor, g: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     """The recurrence of one row, CHUNK tokens at a time, as in ``delta.delta_rule``."""
     results = []

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from asyncllm.attention.base import ForwardBatch
-from asyncllm.kernels.recurrent.delta import gated_delta_net
 from asyncllm.kernels.types import Norm
 from asyncllm.kernels.types.recurrent import DeltaNet
 from asyncllm.models.config.qwen3_next import Qwen3NextConfig
@@ -31,6 +30,7 @@ class GatedDeltaNet(RecurrentLayer):
     ):
         super().__init__()
         self.layer = layer
+        self.kernels = place.kernels
         hidden, ranks = config.hidden_size, place.ranks
         key_dim, value_dim = config.linear_key_head_dim, config.linear_value_head_dim
         group = config.linear_num_value_heads // config.linear_num_key_heads
@@ -78,6 +78,7 @@ class GatedDeltaNet(RecurrentLayer):
             self.norm.eps,
         )
         inputs, gates = self.in_proj(x, norm=norm)
-        mixed = gated_delta_net(inputs, gates, net, *batch.recurrent(self.layer))
+        parts = inputs, gates, net, *batch.recurrent(self.layer)
+        mixed = self.kernels.gated_delta_net(*parts)
         out: Tensor = self.out_proj(batch.needed(mixed), residual=residual)
         return out

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asyncllm.kernels.linear import linear
 from asyncllm.kernels.types import Norm
 from asyncllm.models.layers.linear import Kept, Linear
 from asyncllm.models.layers.parameter import Placement, Stored
@@ -81,9 +80,13 @@ class SharedEmbedding(Embedding, Stored):
 class TokenEmbedding(SharedEmbedding):
     """The embeddings of the vocabulary."""
 
+    def __init__(self, vocab_size: int, size: int, place: Placement, *, scale: float | None = None):
+        super().__init__(vocab_size, size, place, scale=scale)
+        self.kernels = place.kernels
+
     def scores(self, hidden: Tensor, norm: Norm | None = None) -> Tensor:
         """As ``OutputProjection``, by the embeddings."""
-        return self.vocabulary.gather(linear(hidden, self.weight, norm=norm))
+        return self.vocabulary.gather(self.kernels.linear(hidden, self.weight, norm=norm))
 
 
 class OutputProjection(Linear):

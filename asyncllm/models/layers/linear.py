@@ -9,7 +9,6 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from asyncllm.kernels.linear import linear, linear_with_rest
 from asyncllm.kernels.types import Mxfp4Matrix, Norm
 from asyncllm.models.layers.parameter import Packed, Placement, Stored
 from asyncllm.models.quant.place import Place, Reordered, sliced
@@ -103,6 +102,7 @@ class Linear(Stored):
         self, in_features: int, out_features: int, place: Placement, *, bias: bool = False
     ):
         super().__init__()
+        self.kernels = place.kernels
         self.weight: Weight = place.projection(out_features, in_features)
         self.bias = place.empty(out_features) if bias else None
 
@@ -110,7 +110,8 @@ class Linear(Stored):
         self, x: Tensor, *, norm: Norm | None = None, residual: Tensor | None = None
     ) -> Tensor:
         """See ``kernels.linear``: normalises x first, and adds to ``residual`` in place."""
-        return linear(x, _matrix(self.weight), self.bias, norm=norm, residual=residual)
+        weight = _matrix(self.weight)
+        return self.kernels.linear(x, weight, self.bias, norm=norm, residual=residual)
 
     def parts(self) -> Iterator[tuple[str, Place]]:
         yield "weight", self.weight[:]
@@ -136,7 +137,8 @@ class RowLinear(Linear):
         if self.ranks.size == 1:
             return super().forward(x, norm=norm, residual=residual)
         bias = self.bias if self.ranks.rank == 0 else None
-        return self.ranks.sum(linear(x, _matrix(self.weight), bias, norm=norm), residual)
+        part = self.kernels.linear(x, _matrix(self.weight), bias, norm=norm)
+        return self.ranks.sum(part, residual)
 
     def parts(self) -> Iterator[tuple[str, Place]]:
         yield "weight", self.inputs.place(1, self.weight[:])
@@ -164,13 +166,14 @@ class FusedLinear(Packed):
         super().__init__()
         self.outputs = outputs
         self.orders = orders or {}
+        self.kernels = place.kernels
         size = sum(output.size for output in outputs.values())
         self.weight: Weight = place.projection(size, in_features)
         self.bias = place.empty(size) if bias else None
 
     def forward(self, x: Tensor, *, norm: Norm | None = None, act: str | None = None) -> Tensor:
         """See ``kernels.linear``: normalises x first, and applies a gated activation."""
-        return linear(x, _matrix(self.weight), self.bias, norm=norm, act=act)
+        return self.kernels.linear(x, _matrix(self.weight), self.bias, norm=norm, act=act)
 
     def parts(self) -> Iterator[tuple[str, Place]]:
         for name, kept, rows in _rows_of(self.outputs):
@@ -218,8 +221,11 @@ class MixedLinear(FusedLinear):
         """See ``kernels.linear``: normalises x first."""
         weight = _matrix(self.weight)
         if self.rest is not None:
-            return linear_with_rest(x, weight, self.rest, norm=norm)
-        y, count = linear(x, weight, norm=norm), sum(kept.size for kept in self.last.values())
+            return self.kernels.linear_with_rest(x, weight, self.rest, norm=norm)
+        y, count = (
+            self.kernels.linear(x, weight, norm=norm),
+            sum(kept.size for kept in self.last.values()),
+        )
         return y[:, :-count], y[:, -count:]
 
     def parts(self) -> Iterator[tuple[str, Place]]:

@@ -7,7 +7,6 @@ from functools import partial
 from torch import Tensor
 
 from asyncllm.attention.base import ForwardBatch
-from asyncllm.kernels.recurrent.mamba import mamba
 from asyncllm.kernels.types import Norm
 from asyncllm.kernels.types.recurrent import Mamba
 from asyncllm.models.layers.linear import FusedLinear, Kept, RowLinear
@@ -46,6 +45,7 @@ class MambaLayer(RecurrentLayer):
         groups = Kept(1, (slice(0, 1),))  # all ranks have it
         if count > 1:
             groups = Kept.share(count, "groups of keys", place.ranks)
+        self.kernels = place.kernels
         heads = Kept.share(state.heads, "mamba_n_heads", place.ranks)
         values, keys = heads.times(state.values), groups.times(state.keys)
         channels = Kept.of(values, keys, keys)
@@ -84,6 +84,6 @@ class MambaLayer(RecurrentLayer):
             skip=self.numbers["D"],
             limits=self.limits,
         )
-        mixed = mamba(self.in_proj(x, norm=norm), net, *batch.recurrent(self.layer))
+        mixed = self.kernels.mamba(self.in_proj(x, norm=norm), net, *batch.recurrent(self.layer))
         out: Tensor = self.out_proj(self.norm(batch.needed(mixed)), residual=residual)
         return out

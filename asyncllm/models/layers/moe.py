@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from torch import Tensor, nn
 
 from asyncllm.errors import ModelError
-from asyncllm.kernels.experts import mix_experts
 from asyncllm.kernels.norm import rms_norm
 from asyncllm.kernels.types import ExpertWeight, Gated, GatedExperts, Norm
 from asyncllm.models.layers.linear import Kept, Weight
@@ -306,6 +305,7 @@ class SparseMoE(nn.Module):
         self.gate = router
         self.experts = experts
         self.ranks = place.ranks
+        self.kernels = place.kernels
         self._make_shared = shared
         self.shared_expert = None if shared is None or experts.shared else shared()
 
@@ -346,5 +346,5 @@ class SparseMoE(nn.Module):
                 total = self.shared_expert(x, residual=total)
             else:
                 beside = Gated(self.shared_expert(x), gate)
-        out = mix_experts(x, weights, chosen, self.experts.matrices(), total, beside)
+        out = self.kernels.mix_experts(x, weights, chosen, self.experts.matrices(), total, beside)
         return out if is_alone else self.ranks.sum(out, residual)

@@ -10,13 +10,14 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import nn
 
+from asyncllm.kernels.choice import FASTEST, Kernels
 from asyncllm.models.quant.place import Place
 from asyncllm.parallel.ranks import Alone, Ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The dtype and device of a model's parameters, and the rank that has them.
+    """The dtype and device of a model's parameters, the rank that has them, and its kernels.
 
     Attributes:
         quantized: projections get their weights later; see ``models.loading.allocate``.
@@ -26,6 +27,7 @@ class Placement:
     device: torch.device
     quantized: bool = False
     ranks: Ranks = field(default_factory=Alone)
+    kernels: Kernels = FASTEST
 
     def empty(self, *shape: int) -> nn.Parameter:
         """An uninitialised parameter without gradient."""

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from asyncllm.kernels.experts import choose_experts
-from asyncllm.kernels.linear import linear
 from asyncllm.kernels.types import Norm, Routing
 from asyncllm.models.layers.parameter import Placement, Stored
 from asyncllm.models.quant.place import Place
@@ -52,13 +51,14 @@ class Router(Stored):
     ):
         super().__init__()
         self.count = num_experts
+        self.kernels = place.kernels
         self.weight = place.empty(num_experts + routing.has_gate, hidden_size)
         self.bias = place.empty(num_experts) if bias else None
         self.routing = routing
 
     def route(self, x: Tensor) -> Routes:
         """Where tokens x, [tokens, hidden], go."""
-        return self._routes(linear(x, self.weight, self.bias), x.dtype)
+        return self._routes(self.kernels.linear(x, self.weight, self.bias), x.dtype)
 
     def _routes(
         self,
@@ -98,7 +98,7 @@ class ScaledRouter(Router):
         self.eps = eps
 
     def route(self, x: Tensor) -> Routes:
-        logits = linear(x, self.weight, norm=Norm(self.scale, self.eps))
+        logits = self.kernels.linear(x, self.weight, norm=Norm(self.scale, self.eps))
         return self._routes(logits, x.dtype, factors=self.per_expert_scale)
 
     def parts(self) -> Iterator[tuple[str, Place]]:
@@ -124,7 +124,7 @@ class BalancedRouter(Router):
         self.e_score_correction_bias = in_float32.empty(num_experts)
 
     def route(self, x: Tensor) -> Routes:
-        logits = linear(x, self.weight, dtype=torch.float32)
+        logits = self.kernels.linear(x, self.weight, dtype=torch.float32)
         return self._routes(logits, x.dtype, self.e_score_correction_bias)
 
     def parts(self) -> Iterator[tuple[str, Place]]:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.errors import ModelError
+from asyncllm.kernels.choice import FASTEST, Kernels
 from asyncllm.models.base import CausalLM
 from asyncllm.models.layers.moe import Experts
 from asyncllm.models.layers.parameter import HasNeutral, Placement
@@ -70,8 +71,7 @@ _IN_ALL = {
     **dict.fromkeys(("gate_proj", "up_proj"), ".experts.gate_up_proj"),
     "down_proj": ".experts.down_proj",
 }
-_MAX_NAMES = 3  # in an error message
-_MAX_CHARACTERS = 200  # of each
+_MAX_NAMES, _MAX_CHARACTERS = 3, 200  # of names in an error message
 
 
 def load_model(
@@ -84,6 +84,7 @@ def load_model(
     *,
     max_length: int | None = None,
     ranks: Ranks | None = None,
+    kernels: Kernels = FASTEST,
 ) -> CausalLM:
     """Build the model that ``spec`` describes and fill it.
 
@@ -95,13 +96,15 @@ def load_model(
             reproducible on each kind of device.
         max_length: longest sequence to serve; by default ``spec.max_position_embeddings``.
         ranks: whose share of the model is loaded; by default all of it.
+        kernels: what its layers launch.
 
     Raises:
         ModelError: the checkpoint is incomplete, damaged or of another model; the message names
             file, tensor and shapes. Or the model cannot be divided among the ranks.
     """
     device = torch.device(device)
-    make = partial(make_model, dtype=dtype, device=device, max_length=max_length, ranks=ranks)
+    make = partial(make_model, dtype=dtype, device=device, max_length=max_length)
+    make = partial(make, ranks=ranks, kernels=kernels)
     report = progress or (lambda done, total: None)
     quantization = spec.quantization
     keep: Kept = "none" if quantization is None else can_keep(quantization, dtype, device)
@@ -120,8 +123,7 @@ def load_model(
         else:
             checkpoint = _read_checkpoint(Path(folder), spec)
             spec = checkpoint.spec
-            layout_of = partial(_layout, checkpoint.matrices)
-            model = make(spec, keep=keep, layout_of=layout_of)
+            model = make(spec, keep=keep, layout_of=partial(_layout, checkpoint.matrices))
             plans = _match(model, checkpoint.folder, checkpoint.headers, checkpoint.matrices)
             with WeightStream(device) if device.type == "cuda" else nullcontext() as stream:
                 copy_files(checkpoint.files, plans, device, stream, report)
@@ -137,6 +139,7 @@ def make_model(
     keep: Kept = "none",
     layout_of: LayoutOf | None = None,
     ranks: Ranks | None = None,
+    kernels: Kernels = FASTEST,
 ) -> CausalLM:
     """Allocate the parameters of a model, or of one rank's share, without filling them.
 
@@ -145,7 +148,7 @@ def make_model(
         layout_of: see ``allocate``; by default, as config.json says.
     """
     quantization = None if keep == "none" else spec.quantization
-    place = Placement(dtype, device, quantization is not None, ranks or Alone())
+    place = Placement(dtype, device, quantization is not None, ranks or Alone(), kernels)
     model = model_class(spec.architecture)(spec.config, place, max_length)
     if spec.predicts_ahead:
         model.add_predictor(place)

@@ -36,6 +36,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         conversation, scheduling = await _open(service, request, body)
         prompts, params = [conversation.prompt_ids], conversation.params
         reply = await read_large(ChatReply, body, model, conversation, service.llm.tokenizer)
+        reply.sign(service.fingerprint)
         if body.use_beam_search:
             return await answer_beams(service, request, prompts, params, scheduling, reply, body)
         n = reply.best_of

@@ -52,6 +52,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
             for prompt, ids, kept in zip(given, encoded, prompts, strict=True)
         ]
     reply = await read_large(CompletionReply, body, model, prompts, llm.tokenizer, echo)
+    reply.sign(service.fingerprint)
     if body.use_beam_search:
         return await answer_beams(service, request, prompts, params, scheduling, reply, body)
     return await service.answer(request, prompts, params, scheduling, reply, body, count)

@@ -92,8 +92,13 @@ class OpenAIReply(ABC):
         # Drafted tokens of the request's prediction.
         self.num_right = self.num_wrong = 0
         self.id = f"{self.id_prefix}-{request_id.get()}"
-        self._head = {"id": self.id, "created": int(time.time()), "model": model}
+        self._head: dict[str, Any] = {"id": self.id, "created": int(time.time()), "model": model}
         self._text_frames: dict[int, tuple[bytes, bytes]] = {}
+
+    def sign(self, fingerprint: str | None) -> None:
+        """Have every frame say under which conditions the same request gets the same bits."""
+        if fingerprint is not None:
+            self._head["system_fingerprint"] = fingerprint
 
     @abstractmethod
     def text_choice(self, index: int) -> msgspec.Struct:

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
-from tests.support.server.fake_llm import EOS
+from asyncllm.config import EngineConfig
+from asyncllm.version import __version__
+from tests.support.server.fake_llm import EOS, FakeLLM
+from tests.support.server.serving import serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,6 +57,19 @@ def test_chat_shape(server: Server) -> None:
             "completion_tokens_details": {"reasoning_tokens": 0},
         },
     }
+
+
+def test_answers_have_a_fingerprint_where_they_do_not_depend_on_others() -> None:
+    llm = FakeLLM()
+    llm.config = EngineConfig(deterministic=True, tp=2)
+    with serving(lambda: llm) as server:
+        for path in ("/v1/chat/completions", "/v1/completions"):
+            body = {"messages": HELLO} if "chat" in path else {"prompt": "a b"}
+            frames = server.post(path, body | {"stream": True}).frames
+            found = {
+                answer["system_fingerprint"] for answer in [server.post(path, body).json, *frames]
+            }
+            assert found == {f"asyncllm-{__version__}-deterministic-tp2"}
 
 
 def test_chat_stream_shape(server: Server) -> None:

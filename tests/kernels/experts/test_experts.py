@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 
 from asyncllm.kernels import experts as in_torch
 from asyncllm.kernels.quantized import dequantize_mxfp4, pack_int4, pack_mxfp4, unpack_mxfp4
-from asyncllm.kernels.triton.experts.mixing import choose_tiles, mix_experts
+from asyncllm.kernels.triton.experts.mixing import choose_tiles, mix_experts, ordered_mix_experts
 from asyncllm.kernels.triton.experts.routing import choose_experts, group_rows, most_blocks
 from asyncllm.kernels.types import (
     ExpertWeight,
@@ -302,3 +302,21 @@ def test_a_token_gets_the_same_bits_whatever_the_others_are(form: str) -> None:
         other_chosen[others] = chosen[i]
         among_others = mix_experts(other_x, weights, other_chosen, experts)
         assert torch.equal(among_others[i], together[i])
+
+
+@pytest.mark.usefixtures("products_in_order")
+@pytest.mark.parametrize("form", ["dense", *FORMATS])
+def test_a_token_gets_the_same_bits_in_any_step_where_sums_have_one_order(form: str) -> None:
+    count, hidden = (300, 384) if DEVICE == "cuda" else (6, 128)
+    experts = random_experts(4, 128, hidden, "clamped" if form == "mxfp4" else "silu")
+    if form != "dense":
+        make = FORMATS[form]
+        experts = experts._replace(gate_up=make(experts.gate_up), down=make(experts.down))  # type: ignore[arg-type]
+    experts = to(experts, torch.bfloat16)
+    x = torch.randn(count, hidden).to(DEVICE, torch.bfloat16)
+    weights = torch.rand(count, 2).to(DEVICE, torch.bfloat16)
+    chosen = torch.rand(count, 4).argsort(1)[:, :2].int().contiguous().to(DEVICE)
+    together = ordered_mix_experts(x, weights, chosen, experts)
+    for start, end in ((0, 1), (2, count), (count // 2, count)):
+        part = x[start:end], weights[start:end], chosen[start:end], experts
+        assert torch.equal(ordered_mix_experts(*part), together[start:end])

@@ -226,6 +226,33 @@ def launch_linear_hopper() -> None:
     project(TmaSplitTile(2, 2, 4), added(200))
 
 
+def launch_ordered() -> None:
+    from asyncllm.kernels.triton.attention.ordered import (
+        ordered_decode_attention,
+        ordered_prefill_attention,
+    )
+    from asyncllm.kernels.triton.gemm.ordered import ordered_linear
+    from asyncllm.kernels.types import PrefillRows
+
+    for head_dim in (64, 128, 256, 512):
+        spec = replace(SPEC, head_dim=head_dim, window=1024 if head_dim == 256 else None)
+        q, cache = half(3, SPEC.num_heads, head_dim), pages(head_dim)
+        at = cache, cache, int32(9, 256)
+        ordered_decode_attention(q, DecodeRows(*at, int32(3), int32(3)), spec)
+        ordered_prefill_attention(q, *at, PrefillRows(int32(2), int32(2), int32(3)), spec)
+    for rows in (1, 300):
+        ordered_linear(half(rows, HIDDEN), half(INTERMEDIATE + 4, HIDDEN), act="silu")
+
+
+def launch_ordered_hopper() -> None:
+    from asyncllm.kernels.triton.gemm.ordered import ordered_linear
+
+    for rows in (1, 64, 200, 3000):
+        up, out = half(2 * INTERMEDIATE, HIDDEN), half(rows, HIDDEN)
+        ordered_linear(half(rows, HIDDEN), up, norm=norm(HIDDEN), act="silu")
+        ordered_linear(half(rows, INTERMEDIATE), half(HIDDEN, INTERMEDIATE), residual=out)
+
+
 def gated(rows: int) -> Projection[Tensor]:
     from asyncllm.kernels.triton.gemm.projection import Projection
 
@@ -262,6 +289,21 @@ def launch_recurrent() -> None:
     mamba_net = Mamba(*sizes, half(3328, 4), half(3328), *of_heads, (0.0, float("inf")))
     state = LayerState(half(9, 4, 3328), torch.empty(9, 48, 128, 64))
     mamba(half(100, 6448), mamba_net, state, rows)
+
+
+def launch_ordered_recurrent() -> None:
+    from asyncllm.kernels.triton.recurrent.ordered import ordered_delta_net, ordered_mamba
+    from asyncllm.kernels.types.recurrent import DeltaNet, LayerState, Mamba, StateRows
+
+    numbers = torch.empty(32)
+    net = DeltaNet(16, 32, 128, 128, half(8192, 4), numbers, numbers, half(128), 1e-6)
+    state = LayerState(half(9, 4, 8192), torch.empty(9, 32, 128, 128))
+    rows = StateRows(int32(8), int32(8), int32(9), one_token=False)
+    ordered_delta_net(half(100, 12288), half(100, 64), net, state, rows)
+    sizes, of_heads = (48, 1, 128, 64), (numbers, numbers, numbers)
+    mamba_net = Mamba(*sizes, half(3328, 4), half(3328), *of_heads, (0.0, float("inf")))
+    state = LayerState(half(9, 4, 3328), torch.empty(9, 48, 128, 64))
+    ordered_mamba(half(100, 6448), mamba_net, state, rows)
 
 
 def launch_sampling() -> None:

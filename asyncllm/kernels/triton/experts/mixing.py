@@ -19,6 +19,7 @@ from asyncllm.kernels.triton.experts.routing import group_rows
 from asyncllm.kernels.triton.experts.single import fits, mix_one
 from asyncllm.kernels.triton.launch import Launcher, cdiv, shared_bytes
 from asyncllm.kernels.types import (
+    MXFP4_COLUMNS,
     ExpertWeight,
     Fp8Matrix,
     Gated,
@@ -75,19 +76,49 @@ def mix_experts(
     """See ``kernels.experts.mix_experts``."""
     tokens, top_k = chosen.shape
     out = torch.empty_like(x) if residual is None else residual
-    if tokens == 0:
-        return out
     if tokens == 1 and fits(experts, x, top_k):
         mix_one(out, x, weights, chosen, experts, beside, has_residual=residual is not None)
         return out
+    kernels = choose_kernels(tokens * top_k, experts, x)
+    return _mix(out, x, weights, chosen, experts, residual is not None, beside, kernels)
+
+
+def ordered_mix_experts(
+    x: Tensor,
+    weights: Tensor,
+    chosen: Tensor,
+    experts: GatedExperts,
+    residual: Tensor | None = None,
+    beside: Gated | None = None,
+) -> Tensor:
+    """See ``kernels.experts.ordered_mix_experts``."""
+    tokens, top_k = chosen.shape
+    out = torch.empty_like(x) if residual is None else residual
+    kernels = ordered_kernels(tokens * top_k, experts, x)
+    return _mix(out, x, weights, chosen, experts, residual is not None, beside, kernels)
+
+
+def _mix(
+    out: Tensor,
+    x: Tensor,
+    weights: Tensor,
+    chosen: Tensor,
+    experts: GatedExperts,
+    has_residual: bool,
+    beside: Gated | None,
+    kernels: Kernels,
+) -> Tensor:
+    """Grouped by expert; one token has no groups."""
+    tokens, top_k = chosen.shape
+    if tokens == 0:
+        return out
     rows = tokens * top_k
-    kernels = choose_kernels(rows, experts, x)
     groups = group_rows(chosen, experts.num_experts, kernels.block)
     inner = x.new_empty(rows, experts.inner_size)
     kernels.first(Product.first(inner, x, experts, groups, top_k))
     parts = x.new_empty(rows, x.shape[1])
     kernels.second(Product.second(parts, inner, experts, groups, weights))
-    add_up(out, parts, top_k, beside, has_residual=residual is not None)
+    add_up(out, parts, top_k, beside, has_residual=has_residual)
     return out
 
 
@@ -122,6 +153,21 @@ def choose_kernels(rows: int, experts: GatedExperts, x: Tensor) -> Kernels:
     if is_many and x.is_cuda and gpu_of(x.device).is_hopper and _fits_prompts(experts, x):
         return Kernels(prompts.BLOCK_M.value, prompts.multiply, prompts.multiply)
     block, *tiles = choose_tiles(rows, experts, x)
+    return Kernels(block, *(partial(products.multiply, tile=tile) for tile in tiles))
+
+
+def ordered_kernels(rows: int, experts: GatedExperts, x: Tensor) -> Kernels:
+    """Those that add up in one order, for so many rows.
+
+    Tiles multiply the columns in the same order, whatever their size, but for MXFP4: the size of a
+    step decides there, of which there is one. In 8 bits, blocks of 8 rows would take instructions
+    that add up otherwise.
+    """
+    block, *tiles = choose_tiles(rows, experts, x)
+    if isinstance(experts.gate_up, Fp8Matrix):
+        block = max(block, 16)
+    elif isinstance(experts.gate_up, Mxfp4Matrix):
+        tiles = [_fitting(Tile(64, MXFP4_COLUMNS, 2, 3), block, experts.gate_up, x)] * 2
     return Kernels(block, *(partial(products.multiply, tile=tile) for tile in tiles))
 
 

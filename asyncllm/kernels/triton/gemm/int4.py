@@ -191,6 +191,25 @@ def int4_linear(p: Projection[Int4Matrix]) -> Tensor:
     return p.finish(F.linear(p.x, dequantize(weight, p.x.dtype), p.bias))
 
 
+#: Of any number of rows, in blocks of ``SKINNY``: one program has all columns.
+ORDERED = Tile(64, 1, 4, 4)
+
+
+def ordered_int4_linear(p: Projection[Int4Matrix]) -> Tensor:
+    """``kernels.linear.ordered_linear`` with a 4-bit weight."""
+    p = p.normalised()
+    if p.weight.order is not None:
+        p = p._replace(x=p.x.index_select(1, p.weight.order))
+    blocks = []
+    for start in range(0, len(p.x), SKINNY):
+        block = slice(start, start + SKINNY)
+        residual = None if p.residual is None else p.residual[block]
+        blocks.append(int4_skinny(ORDERED, p._replace(x=p.x[block], residual=residual)))
+    if p.residual is not None:
+        return p.residual
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+
 @triton.jit
 def _dequantize(
     out,  # [N, K]

@@ -140,12 +140,11 @@ def _fits_tma_split(tile: TmaSplitTile, rows: int, shape: Shape, max_waiting: in
     blocks, rest = divmod(shape.columns, 64 * tile.splits)
     stages = range(max(2, cdiv(block_m, 64)), min(blocks, tma_split_stages(rows, tile.parts)) + 1)
     is_gated = shape.epilogue == "gated"
-    if tile.splits > 1 or shape.epilogue == "residual":
+    if tile.splits > 1:
         # Programs that share outputs wait for each other, and divide the rows of x, of which there
         # are at least 32.
         programs = cdiv(shape.size, 64 * tile.parts) * tile.splits
-        may_wait = tile.splits == 1 or programs <= max_waiting
-        is_whole = may_wait and tile.splits <= 8 and not is_gated
+        is_whole = programs <= max_waiting and tile.splits <= 8 and not is_gated
     else:
         is_whole = shape.size % (16 if is_gated else 8) == 0
     return is_whole and rest == 0 and tile.stages in stages

@@ -1,9 +1,9 @@
-"""Projections of dozens to hundreds of rows, whose weights stream through shared memory.
+"""Projections of dozens of rows or more, whose weights stream through shared memory.
 
 As ``tma``, but each 64 rows of the weight have a warpgroup of their own, which leaves registers for
-the products with up to 256 rows of x. Where there are few outputs, programs share tiles of them:
-each multiplies a part of the columns, then adds up the sums of all programs for a part of the rows
-of x. They wait for each other: see ``kernels.triton.waiting``.
+the products with up to 256 rows of x; more rows are blocks of 256. Where there are few outputs,
+programs share tiles of them: each multiplies a part of the columns, then adds up the sums of all
+programs for a part of the rows of x. They wait for each other: see ``kernels.triton.waiting``.
 
 Measured on an H200 (docs/kernels.md): as fast as cuBLAS or up to 28 % faster.
 The fastest programs have 64 rows of the weight, and two of them share a tile, not four. Fewer bytes
@@ -55,6 +55,11 @@ from asyncllm.kernels.triton.gemm.wgmma_tiles import (
 from asyncllm.kernels.triton.launch import Launcher, cdiv
 from asyncllm.kernels.tuning import TmaSplitTile, padded_rows
 
+#: Blocks of rows that programs take turns with.
+GROUP = gl.constexpr(8)
+#: The most rows of a program.
+MOST_ROWS = 256
+
 
 class Rings(NamedTuple):
     """Shared memory.
@@ -64,12 +69,14 @@ class Rings(NamedTuple):
         x: by piece, [stages, rows, 64].
         full: a barrier for each stage: its blocks have arrived.
         free: a barrier for each stage: all parts have been multiplied.
+        old: a barrier for each part: the residual has arrived, where its weights were.
     """
 
     w: Any
     x: Any
     full: Any
     free: Any
+    old: Any
 
 
 class Sizes(NamedTuple):
@@ -101,8 +108,8 @@ def _copy_w(weight, rings, block, tile, split, sizes: gl.constexpr):
 
 
 @gluon.jit
-def _copy_x(x, rings, block, split, sizes: gl.constexpr):
-    """Request a block of x."""
+def _copy_x(x, rings, block, first, split, sizes: gl.constexpr):
+    """Request a block of x, of the rows from ``first`` on."""
     BOX: gl.constexpr = box_rows(sizes.block_m)
     stage = block % sizes.stages
     full = rings.full.index(stage)
@@ -113,22 +120,22 @@ def _copy_x(x, rings, block, split, sizes: gl.constexpr):
             ring.dtype, [sizes.stages * piece_rows(sizes.block_m, p) // BOX, BOX, SPAN], SHARED
         )
         for b in gl.static_range(piece_rows(sizes.block_m, p) // BOX):
-            row = piece_start(sizes.block_m, p) + b * BOX
+            row = first + piece_start(sizes.block_m, p) + b * BOX
             box = boxes.index(stage * (piece_rows(sizes.block_m, p) // BOX) + b)
             tma.async_copy_global_to_shared(x, [row, column], full, box)
 
 
 @gluon.jit
-def _produce(x, weight, rings, tile, split, sizes: gl.constexpr):
+def _produce(x, weight, rings, tile, first, split, sizes: gl.constexpr):
     for i in gl.static_range(sizes.stages):
         _copy_w(weight, rings, i, tile, split, sizes)
     gdc_wait()
     for i in gl.static_range(sizes.stages):
-        _copy_x(x, rings, i, split, sizes)
+        _copy_x(x, rings, i, first, split, sizes)
     for block in range(sizes.blocks - sizes.stages):
         mbarrier.wait(rings.free.index(block % sizes.stages), (block // sizes.stages) & 1)
         _copy_w(weight, rings, block + sizes.stages, tile, split, sizes)
-        _copy_x(x, rings, block + sizes.stages, split, sizes)
+        _copy_x(x, rings, block + sizes.stages, first, split, sizes)
 
 
 @gluon.jit
@@ -138,7 +145,15 @@ def _zeros(SIZE: gl.constexpr):
 
 @gluon.jit
 def _consume(
-    output, box, rings, tile, split, PART: gl.constexpr, plan: gl.constexpr, sizes: gl.constexpr
+    output,
+    box,
+    rings,
+    tile,
+    first,
+    split,
+    PART: gl.constexpr,
+    plan: gl.constexpr,
+    sizes: gl.constexpr,
 ):
     PIECES: gl.constexpr = count_pieces(sizes.block_m)
     sums: gl.tuple = ()
@@ -161,7 +176,21 @@ def _consume(
     if box is None:
         exchange(sums, output, part, split, plan)
     else:
-        store(sums, output, box, rings.w[PART], part, plan)
+        store(sums, output, box, rings.w[PART], rings.old.index(PART), part, first, plan)
+
+
+@gluon.jit
+def _place(M, N, BLOCK_M: gl.constexpr, PARTS: gl.constexpr):
+    """The program's tile of outputs, and its first row of x.
+
+    Programs that run at the same time have the same few blocks of rows, which stay in the L2.
+    """
+    program = gl.program_id(0)
+    tiles = gl.cdiv(N, PARTS * ROWS)
+    begin = program // (GROUP * tiles) * GROUP
+    size = gl.minimum(gl.cdiv(M, BLOCK_M) - begin, GROUP)
+    program %= GROUP * tiles
+    return program // size, (begin + program % size) * BLOCK_M
 
 
 @gluon.jit(do_not_specialize=["M"])
@@ -201,18 +230,21 @@ def _tma_split_gemm(
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(free.index(i), count=PARTS)
+    old = gl.allocate_shared_memory(gl.int64, [PARTS, 1], mbarrier.MBarrierLayout())
+    for p in gl.static_range(PARTS):
+        mbarrier.init(old.index(p), count=1)
     fence_async_shared()
-    rings = Rings(ws, xs, full, free)
+    rings = Rings(ws, xs, full, free, old)
     output = Output(out, bias, partial, arrivals, M, N, out_stride)
-    tile = gl.program_id(0)
+    tile, first = _place(M, N, BLOCK_M, PARTS)
     split = gl.program_id(1)
     # The last lists: warps of each worker, and registers of their threads. The first consumer gets
     # the remaining registers, which are more.
     if PARTS == 1:
         gl.warp_specialize(
             [
-                (_consume, (output, box, rings, tile, split, 0, plan, sizes)),
-                (_produce, (x, weight, rings, tile, split, sizes)),
+                (_consume, (output, box, rings, tile, first, split, 0, plan, sizes)),
+                (_produce, (x, weight, rings, tile, first, split, sizes)),
             ],
             [1],
             [40],
@@ -220,9 +252,9 @@ def _tma_split_gemm(
     elif PARTS == 2:
         gl.warp_specialize(
             [
-                (_consume, (output, box, rings, tile, split, 0, plan, sizes)),
-                (_consume, (output, box, rings, tile, split, 1, plan, sizes)),
-                (_produce, (x, weight, rings, tile, split, sizes)),
+                (_consume, (output, box, rings, tile, first, split, 0, plan, sizes)),
+                (_consume, (output, box, rings, tile, first, split, 1, plan, sizes)),
+                (_produce, (x, weight, rings, tile, first, split, sizes)),
             ],
             [4, 1],
             [232, 40],
@@ -230,10 +262,10 @@ def _tma_split_gemm(
     else:
         gl.warp_specialize(
             [
-                (_consume, (output, box, rings, tile, split, 0, plan, sizes)),
-                (_consume, (output, box, rings, tile, split, 1, plan, sizes)),
-                (_consume, (output, box, rings, tile, split, 2, plan, sizes)),
-                (_produce, (x, weight, rings, tile, split, sizes)),
+                (_consume, (output, box, rings, tile, first, split, 0, plan, sizes)),
+                (_consume, (output, box, rings, tile, first, split, 1, plan, sizes)),
+                (_consume, (output, box, rings, tile, first, split, 2, plan, sizes)),
+                (_produce, (x, weight, rings, tile, first, split, sizes)),
             ],
             [4, 4, 1],
             [160, 160, 32],
@@ -246,20 +278,24 @@ _launches = {
 }
 
 
-def tma_split_gemm(tile: TmaSplitTile, p: Projection[Tensor]) -> Tensor:
+def tma_split_gemm(tile: TmaSplitTile, p: Projection[Tensor], most_rows: int = MOST_ROWS) -> Tensor:
     """Launch the kernel.
 
     Rows of x, of the weight and of the output must be aligned to 16 bytes; N must be a multiple of
-    16 with an activation. Programs that share outputs must not outnumber the multiprocessors.
+    16 with an activation. Programs that share outputs must not outnumber the multiprocessors, and
+    take up to 256 rows.
+
+    Args:
+        most_rows: of a program.
     """
     x, weight = p.x, p.weight
     out = p.output()
     size, columns = weight.shape
-    block_m = padded_rows(len(x))
+    block_m = padded_rows(min(len(x), most_rows))
     rows = box_rows(block_m)
     tiles = cdiv(size, tile.parts * 64)
     box = partial = counts = None
-    if tile.splits > 1 or p.residual is not None:
+    if tile.splits > 1:
         cells = tiles * tile.parts * tile.splits * 64 * block_m
         partial = torch.empty(cells, dtype=torch.float32, device=x.device)
         counts = arrivals(x.device)
@@ -274,5 +310,6 @@ def tma_split_gemm(tile: TmaSplitTile, p: Projection[Tensor]) -> Tensor:
     )
     # A program of one part with few rows leaves room for a second one on its multiprocessor.
     registers = 168 if tile.parts == 2 or (tile.parts == 1 and block_m > 192) else 128
-    _launches[registers]((tiles, tile.splits, 1), args, constants, 4)
+    grid = (tiles * cdiv(len(x), block_m), tile.splits, 1)
+    _launches[registers](grid, args, constants, 4)
     return out

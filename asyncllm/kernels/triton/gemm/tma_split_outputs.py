@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.language import debug_barrier
 
 from asyncllm.kernels.triton.activation import activate
@@ -53,24 +53,36 @@ def box_rows(block_m: int) -> int:
 
 
 @gluon.jit
-def store(sums, output, box, staging, part, plan: gl.constexpr):
-    """Copy outputs to global memory, through the shared memory of the part's weights."""
+def store(sums, output, box, staging, arrived, part, first, plan: gl.constexpr):
+    """Copy outputs to global memory, through the shared memory of the part's weights.
+
+    Args:
+        arrived: a barrier, for the residual.
+        first: row of x.
+    """
     BOX: gl.constexpr = box_rows(plan.block_m)
     OUTPUTS: gl.constexpr = ROWS if plan.act is None else ROWS // 2
     LAYOUT: gl.constexpr = SHARED if plan.act is None else HALF_SHARED
+    boxes = staging._reinterpret(staging.dtype, [plan.block_m // BOX, BOX, OUTPUTS], LAYOUT)
+    if plan.residual:
+        debug_barrier()  # all warps have multiplied
+        mbarrier.expect(arrived, plan.block_m * OUTPUTS * 2)
+        for b in gl.static_range(plan.block_m // BOX):
+            at = [first + b * BOX, part * OUTPUTS]
+            tma.async_copy_global_to_shared(box, at, arrived, boxes.index(b))
+        mbarrier.wait(arrived, 0)
     for p in gl.static_range(count_pieces(plan.block_m)):
         _stage(sums[p], output, staging, part, piece_start(plan.block_m, p), plan)
     fence_async_shared()
     debug_barrier()  # all threads have written
-    boxes = staging._reinterpret(staging.dtype, [plan.block_m // BOX, BOX, OUTPUTS], LAYOUT)
     for b in gl.static_range(plan.block_m // BOX):
-        tma.async_copy_shared_to_global(box, [b * BOX, part * OUTPUTS], boxes.index(b))
+        tma.async_copy_shared_to_global(box, [first + b * BOX, part * OUTPUTS], boxes.index(b))
     tma.store_wait(0)
 
 
 @gluon.jit
 def _stage(y, output, staging, part, FIRST: gl.constexpr, plan: gl.constexpr):
-    """Bias and activation of a piece, and its outputs to shared memory."""
+    """Bias, activation and residual of a piece, and its outputs to shared memory."""
     SIZE: gl.constexpr = y.shape[1]
     OUTPUTS: gl.constexpr = ROWS if plan.act is None else ROWS // 2
     LAYOUT: gl.constexpr = SHARED if plan.act is None else HALF_SHARED
@@ -83,7 +95,10 @@ def _stage(y, output, staging, part, FIRST: gl.constexpr, plan: gl.constexpr):
         first, second = gl.split(gl.permute(halves, [0, 2, 3, 1]))
         y = gl.reshape(activate(first, plan.act) * second, [OUTPUTS, SIZE])
     pieces = staging._reinterpret(staging.dtype, [plan.block_m // SIZE, SIZE, OUTPUTS], LAYOUT)
-    pieces.index(FIRST // SIZE).permute((1, 0)).store(y.to(staging.dtype))
+    piece = pieces.index(FIRST // SIZE).permute((1, 0))
+    if plan.residual:
+        y += piece.load(y.type.layout).to(gl.float32)
+    piece.store(y.to(staging.dtype))
 
 
 @gluon.jit

@@ -180,6 +180,7 @@ def convolve(
     *,
     silu: bool,
     least: int = 1,
+    alike: bool = False,
     size: int = BLOCK,
     units: int = 0,
     scaled: int = 0,
@@ -191,17 +192,19 @@ def convolve(
         size: channels of a head; ``units`` heads are then divided by their norms, and the first
             ``scaled`` of them also by the root of ``size``.
         eps: added to the sum of squares.
+        alike: rows of one token have the programs of longer ones, and the same bits.
     """
     channels, width = weight.shape
+    is_one = rows.one_token and not alike
     tiles, count = find_tiles(rows, len(x), least)
     args = (x, weight, bias, inputs, rows.slots, rows.starts, rows.offsets, tiles, y)
     strides = x.stride(0), inputs.stride(0), channels, width
     block = next_power_of_2(size)
-    tokens = 1 if rows.one_token else TOKENS
+    tokens = 1 if is_one else TOKENS
     parts = 1 if rows.one_token else TILE // TOKENS
     constants = (*strides, silu, units, scaled, eps, size, tokens, block)
     grid = (count, cdiv(channels, size), parts)
-    _launch(grid, args, constants, num_warps=1 if rows.one_token else 4)
+    _launch(grid, args, constants, num_warps=1 if is_one else 4)
     kept = (x, inputs, rows.slots, rows.starts, rows.offsets)
     grid = (len(rows.slots), cdiv(channels, 1024), 1)
     _launch_keep(grid, kept, (least, *strides, 1024), num_warps=4)

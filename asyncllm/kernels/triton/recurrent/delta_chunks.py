@@ -261,9 +261,11 @@ _launch_advance = Launcher(_advance)
 _launch_normalize = Launcher(_normalize)
 
 
-def convolve_heads(x: Tensor, net: DeltaNet, state: LayerState, rows: StateRows) -> Tensor:
+def convolve_heads(
+    x: Tensor, net: DeltaNet, state: LayerState, rows: StateRows, *, alike: bool = False
+) -> Tensor:
     """Queries, keys and values of all rows, [tokens, channels]: convolved, queries and keys divided
-    by their norms; anything for padding."""
+    by their norms; anything for padding. For ``alike`` see ``convolve``."""
     qkv = x.new_empty(len(x), net.channels)
     convolve(
         *(x, net.convolution, None, state.inputs, rows, qkv),
@@ -272,6 +274,7 @@ def convolve_heads(x: Tensor, net: DeltaNet, state: LayerState, rows: StateRows)
         units=2 * net.key_heads,
         scaled=net.key_heads,
         eps=UNIT_EPS,
+        alike=alike,
     )
     return qkv
 

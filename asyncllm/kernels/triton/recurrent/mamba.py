@@ -26,7 +26,7 @@ from asyncllm.kernels.types.recurrent import LayerState, Mamba, StateRows
 
 
 @triton.jit
-def _step_and_decay(a, decay, step_bias, head, LEAST: tl.constexpr, GREATEST: tl.constexpr):
+def step_and_decay(a, decay, step_bias, head, LEAST: tl.constexpr, GREATEST: tl.constexpr):
     """The step of one or more tokens, and the logarithm of the decay in it."""
     step = softplus(a.to(tl.float32) + tl.load(step_bias + head))
     step = tl.minimum(tl.maximum(step, LEAST), GREATEST)
@@ -112,7 +112,7 @@ def _decode(
     a = tl.load(of_token + token.to(tl.int64) * ROW_STRIDE + CHANNELS + head)
     gate = tl.load(x + token.to(tl.int64) * ROW_STRIDE + head * VALUES + column, mask=is_value)
     gate = gate.to(tl.float32)
-    step, g = _step_and_decay(a, decay, step_bias, head, LEAST, GREATEST)
+    step, g = step_and_decay(a, decay, step_bias, head, LEAST, GREATEST)
     direct = tl.load(skip + head) * v
     state = state * tl.exp(g) + tl.sum(k, axis=0)[:, None] * (step * v)
     tl.store(place, state.to(matrices.dtype.element_ty), mask=is_element)
@@ -185,7 +185,7 @@ def _scan(
         at = token[:, None].to(tl.int64)
         numbers = x + token.to(tl.int64) * ROW_STRIDE + INNER + CHANNELS + head
         a = tl.load(numbers, mask=token < end, other=0.0)
-        step, g = _step_and_decay(a, decay, step_bias, head, LEAST, GREATEST)
+        step, g = step_and_decay(a, decay, step_bias, head, LEAST, GREATEST)
         total = tl.cumsum(tl.where(token < end, g, 0.0), 0)
         keys = xkq + at * CHANNELS + INNER + group * KEYS + key[None, :]
         is_key = exists & (key[None, :] < KEYS)

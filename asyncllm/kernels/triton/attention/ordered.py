@@ -1,0 +1,306 @@
+"""Attention of which each token has the same bits in any batch, over the paged KV cache.
+
+The keys of a sequence are cut into pieces at fixed positions: short ones at its beginning, longer
+ones further on. In each piece a running softmax starts anew and goes through tiles of KEYS keys;
+then the pieces are added up in order. What a token sees past its own position has a weight of
+exactly 0, and changes no bit.
+
+Rows of one token have programs for their pieces, and another kernel adds these up. Longer rows have
+programs for tiles of queries, which go through all pieces. A warp multiplies 16 queries by the same
+tiles in both, with the same instructions in the same order; multiplications and additions are not
+fused, as the compiler would choose differently in each.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from asyncllm.kernels.triton.attention.decode_pieces import LOWEST, take_sinks
+from asyncllm.kernels.triton.attention.ordered_parts import (
+    KEYS,
+    PIECES,
+    add_piece,
+    begin_of,
+    count_pieces,
+    no_keys,
+    piece_of,
+    take_tile,
+)
+from asyncllm.kernels.triton.attention.prefill_tiles import FIELDS, find_tiles
+from asyncllm.kernels.triton.launch import Launcher, Scratch, next_power_of_2
+from asyncllm.kernels.types import AttentionSpec, DecodeRows, PrefillRows
+
+#: Programs of a row and K/V head, which take turns with its pieces.
+SPLITS = 16
+#: Above so many rows times K/V heads, they are fewer.
+MANY_PAIRS = 512
+#: Queries (times the heads of a group) of a tile of a longer row.
+QUERIES = 64
+
+
+@triton.jit(do_not_specialize=["table_stride", "window", "room"])
+def _attend_pieces(
+    q, keys, values, block_table, slots, lengths, partial, stats,
+    table_stride, q_row_stride, q_head_stride, scale, softcap, window, room,
+    HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Rows of one token. ``partial`` is [pairs, room, GROUP, HEAD_DIM], ``stats`` [pairs, room, 2,
+    GROUP]: the peak and the total of each piece."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    G: tl.constexpr = triton.next_power_of_2(GROUP) if GROUP > 16 else 16
+    kv_head = tl.program_id(0)
+    row = tl.program_id(2).to(tl.int64)
+    length = tl.load(lengths + row).to(tl.int32)
+    first = tl.maximum(length - window, 0) if HAS_WINDOW else 0
+    end = piece_of(length - 1) + 1
+    piece = piece_of(first) + tl.program_id(1)
+    if (length == 0) | (piece >= end):
+        return
+    table = block_table + tl.load(slots + row).to(tl.int64) * table_stride
+    lane = tl.arange(0, G)
+    dim = tl.arange(0, DIMS)
+    inside = (lane < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+    at = lane[:, None] * HEAD_DIM + dim[None, :]
+    heads = q + row * q_row_stride + (kv_head * GROUP + lane[:, None]) * q_head_stride
+    queries = tl.load(heads + dim[None, :], mask=inside, other=0.0)
+    query_at = tl.full([G], length - 1, tl.int32)
+    pair = row * KV_HEADS + kv_head
+    for number in range(piece, end, tl.num_programs(1)):
+        acc, totals, peak = no_keys(G, DIMS)
+        begin = begin_of(number)
+        begin = tl.maximum(begin, first // KEYS * KEYS)
+        last = tl.minimum(begin_of(number + 1), length)
+        whole = begin
+        if not HAS_WINDOW:
+            # Tiles that exist as a whole need no mask.
+            whole = tl.minimum(last, length // KEYS * KEYS)
+            for key in range(begin, whole, KEYS):
+                acc, totals, peak = take_tile(
+                    acc, totals, peak, queries, query_at, keys, values, table, kv_head, key, length,
+                    scale, softcap, window, False, HAS_SOFTCAP, HAS_WINDOW, PAGE_SIZE, KV_HEADS,
+                    HEAD_DIM, DIMS, PRECISION,
+                )  # fmt: skip
+        for key in range(whole, last, KEYS):
+            acc, totals, peak = take_tile(
+                acc, totals, peak, queries, query_at, keys, values, table, kv_head, key, length,
+                scale, softcap, window, True, HAS_SOFTCAP, HAS_WINDOW, PAGE_SIZE, KV_HEADS,
+                HEAD_DIM, DIMS, PRECISION,
+            )  # fmt: skip
+        cell = pair * room + number
+        tl.store(partial + cell * (GROUP * HEAD_DIM) + at, acc, mask=inside)
+        stat = stats + cell * (2 * GROUP) + lane
+        tl.store(stat, peak, mask=lane < GROUP)
+        tl.store(stat + GROUP, tl.sum(totals, axis=1), mask=lane < GROUP)
+
+
+@triton.jit(do_not_specialize=["window", "room"])
+def _add_pieces(
+    out, partial, stats, lengths, sinks, window, room,
+    ZEROES: tl.constexpr, HAS_WINDOW: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The results of one head of a row; with ZEROES, those of padding are 0."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    head = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    length = tl.load(lengths + row).to(tl.int32)
+    if not ZEROES and length == 0:
+        return
+    first = tl.maximum(length - window, 0) if HAS_WINDOW else 0
+    dim = tl.arange(0, DIMS)
+    cell = (row * (HEADS // GROUP) + head // GROUP) * room * GROUP + head % GROUP
+    stat = (row * (HEADS // GROUP) + head // GROUP) * room * (2 * GROUP) + head % GROUP
+    acc = tl.zeros([1, DIMS], tl.float32)
+    total = tl.zeros([1], tl.float32)
+    peak = tl.full([1], LOWEST, tl.float32)
+    one = tl.arange(0, 1)
+    begin = piece_of(first)
+    end = tl.where(length == 0, 0, piece_of(length - 1) + 1)
+    for base in range(begin, end, 4):
+        # The loads of four pieces are on their way together.
+        for i in tl.static_range(4):
+            piece = base + i
+            exists = piece < end
+            at = partial + (cell + piece * GROUP) * HEAD_DIM + dim[None, :]
+            part = tl.load(at, mask=exists & (dim < HEAD_DIM)[None, :], other=0.0)
+            piece_peak = tl.load(stats + stat + piece * (2 * GROUP) + one, exists, other=LOWEST)
+            piece_total = tl.load(stats + stat + piece * (2 * GROUP) + GROUP + one, exists, other=0)
+            acc, total, peak = add_piece(acc, total, peak, part, piece_total, piece_peak)
+    if sinks is not None:
+        acc, total, _ = take_sinks(acc, total, peak, tl.load(sinks + head + one))
+    result = acc / tl.where(total > 0, total, 1.0)[:, None]
+    at = out + (row * HEADS + head) * HEAD_DIM + dim[None, :]
+    tl.store(at, result.to(out.dtype.element_ty), mask=(dim < HEAD_DIM)[None, :])
+
+
+@triton.jit(do_not_specialize=["table_stride", "window"])
+def _attend_rows(
+    q, keys, values, out, block_table, tiles, sinks,
+    table_stride, q_token_stride, q_head_stride, scale, softcap, window,
+    HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, QUERIES: tl.constexpr,
+    DIMS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Tiles of queries of longer rows."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    kv_head = tl.program_id(0) % KV_HEADS
+    tile = tl.program_id(0) // KV_HEADS
+    if tile >= tl.load(tiles):
+        return
+    entry = tiles + (1 + tile) * FIELDS
+    first_token = tl.load(entry)
+    end_token = tl.load(entry + 1)
+    shift = tl.load(entry + 2)
+    table = block_table + tl.load(entry + 3).to(tl.int64) * table_stride
+
+    lane = tl.arange(0, QUERIES)
+    token = first_token + lane // GROUP
+    head = kv_head * GROUP + lane % GROUP
+    dim = tl.arange(0, DIMS)
+    is_query = (lane < QUERIES // GROUP * GROUP) & (token < end_token)
+    inside = is_query[:, None] & (dim < HEAD_DIM)[None, :]
+    q_at = token.to(tl.int64) * q_token_stride + head * q_head_stride
+    queries = tl.load(q + q_at[:, None] + dim[None, :], mask=inside, other=0.0)
+    query_at = token + shift
+    stop = end_token + shift  # of the keys that some query of this tile sees
+
+    acc = tl.zeros([QUERIES, DIMS], tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    peak = tl.full([QUERIES], LOWEST, tl.float32)
+    piece_acc, totals, piece_peak = no_keys(QUERIES, DIMS)
+    begin = 0
+    if HAS_WINDOW:
+        begin = tl.maximum(first_token + shift + 1 - window, 0) // KEYS * KEYS
+        whole = begin
+    else:
+        # Tiles of which all queries see every key need no mask.
+        whole = (first_token + shift + 1) // KEYS * KEYS
+        for key in range(0, whole, KEYS):
+            piece_acc, totals, piece_peak = take_tile(
+                piece_acc, totals, piece_peak, queries, query_at, keys, values, table, kv_head, key,
+                stop, scale, softcap, window, False, HAS_SOFTCAP, HAS_WINDOW, PAGE_SIZE, KV_HEADS,
+                HEAD_DIM, DIMS, PRECISION,
+            )  # fmt: skip
+            if piece_of(key + KEYS) != piece_of(key):
+                acc, total, peak = add_piece(
+                    acc, total, peak, piece_acc, tl.sum(totals, axis=1), piece_peak
+                )
+                piece_acc, totals, piece_peak = no_keys(QUERIES, DIMS)
+    for key in range(whole, stop, KEYS):
+        piece_acc, totals, piece_peak = take_tile(
+            piece_acc, totals, piece_peak, queries, query_at, keys, values, table, kv_head, key,
+            stop, scale, softcap, window, True, HAS_SOFTCAP, HAS_WINDOW, PAGE_SIZE, KV_HEADS,
+            HEAD_DIM, DIMS, PRECISION,
+        )  # fmt: skip
+        if piece_of(key + KEYS) != piece_of(key):
+            acc, total, peak = add_piece(
+                acc, total, peak, piece_acc, tl.sum(totals, axis=1), piece_peak
+            )
+            piece_acc, totals, piece_peak = no_keys(QUERIES, DIMS)
+    acc, total, peak = add_piece(acc, total, peak, piece_acc, tl.sum(totals, axis=1), piece_peak)
+    if sinks is not None:
+        acc, total, _ = take_sinks(acc, total, peak, tl.load(sinks + head))
+    # Lanes without a query may have a total of 0.
+    result = (acc / tl.where(total > 0, total, 1.0)[:, None]).to(out.dtype.element_ty)
+    out_at = (token.to(tl.int64) * (KV_HEADS * GROUP) + head) * HEAD_DIM
+    tl.store(out + out_at[:, None] + dim[None, :], result, mask=inside)
+
+
+_launch_pieces = Launcher(_attend_pieces, fuses=False)
+_launch_sum = Launcher(_add_pieces, fuses=False)
+_launch_rows = Launcher(_attend_rows, fuses=False)
+_scratch = Scratch()
+
+
+def ordered_decode_attention(
+    q: Tensor,
+    rows: DecodeRows,
+    spec: AttentionSpec,
+    *,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """See ``kernels.attention.ordered_decode_attention``."""
+    zeroes, count = out is None, len(q)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    if count == 0:
+        return out
+    max_length = rows.block_table.shape[1] * rows.keys.shape[1]
+    seen = max_length if spec.window is None else min(spec.window + PIECES[0], max_length)
+    room = count_pieces(max_length)
+    splits = min(SPLITS, count_pieces(seen))
+    while splits > 4 and count * spec.num_kv_heads * splits > MANY_PAIRS * 16:
+        splits //= 2
+    cells = count * spec.num_heads * room
+    floats = _scratch.floats(cells * (2 + spec.head_dim), q.device)
+    partial, stats = floats[: cells * spec.head_dim], floats[cells * spec.head_dim :]
+    dims = max(next_power_of_2(spec.head_dim), 16)
+    precision = "ieee" if q.dtype == torch.float32 else "tf32"
+    _launch_pieces(
+        (spec.num_kv_heads, splits, count),
+        (
+            *(q, rows.keys, rows.values, rows.block_table, rows.slots, rows.lengths),
+            *(partial, stats, rows.block_table.stride(0), q.stride(0), q.stride(1)),
+            *(spec.scale, spec.softcap or 0.0, spec.window or 0, room),
+        ),
+        (
+            *(spec.softcap is not None, spec.window is not None, rows.keys.shape[1]),
+            *(spec.num_kv_heads, spec.group, spec.head_dim, dims, precision),
+        ),
+        1,
+        2,
+    )
+    _launch_sum(
+        (spec.num_heads, count, 1),
+        (out, partial, stats, rows.lengths, sinks, spec.window or 0, room),
+        (zeroes, spec.window is not None, spec.num_heads, spec.group, spec.head_dim, dims),
+        1,
+    )
+    return out
+
+
+def ordered_prefill_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    rows: PrefillRows,
+    spec: AttentionSpec,
+    *,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """See ``kernels.attention.ordered_prefill_attention``."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    group, dims = spec.group, max(next_power_of_2(spec.head_dim), 16)
+    # Of large heads, as many as have room in the shared memory of any GPU.
+    queries = max(QUERIES if dims <= 256 else 16, next_power_of_2(group))
+    tiles = find_tiles(rows, len(q), queries // group)
+    most = len(q) // (queries // group) + len(rows.slots)
+    _launch_rows(
+        (spec.num_kv_heads * most, 1, 1),
+        (
+            *(q, keys, values, out, block_table, tiles, sinks),
+            *(block_table.stride(0), q.stride(0), q.stride(1)),
+            *(spec.scale, spec.softcap or 0.0, spec.window or 0),
+        ),
+        (
+            *(spec.softcap is not None, spec.window is not None),
+            *(keys.shape[1], spec.num_kv_heads, group, spec.head_dim, queries, dims),
+            "ieee" if q.dtype == torch.float32 else "tf32",
+        ),
+        queries // 16,
+        2,
+    )
+    return out
