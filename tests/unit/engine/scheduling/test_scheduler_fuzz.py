@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from asyncllm.engine.cache.changes import NEVER, CacheChanges, StateChanges, announce, withdraw
-from asyncllm.engine.cache.node import NO_PAGE
+from asyncllm.engine.cache.node import NO_PAGE, Node
 from asyncllm.engine.policy import POLICIES
 from asyncllm.engine.pooling import PooledParams
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
@@ -136,15 +136,14 @@ class Run:
         for path in announce(stored):
             assert path.parent is None or path.parent in self.router
             self.router.update(path.digests)
-        states = self.sched.cache.states
-        known = set()
+        known: set[int] = set()
         for node in tree_nodes(self.sched.cache):
-            there = node.parent is not None and (node.ready or node.host != NO_PAGE)
-            found = [node] if there else []
-            if states.num_slots:
-                has = node.checkpoint is not None and node.digest != NEVER
-                has = has and (node.checkpoint.ready or node.checkpoint.host != [])
-                found = list(path_of(node))[:-1] if has else []
+            state, found = node.checkpoint, list[Node]()
+            if self.sched.limits.num_states:
+                if state is not None and (state.ready or state.host):
+                    found = list(path_of(node))[:-1]
+            elif node.parent is not None and (node.ready or node.host != NO_PAGE):
+                found = [node]
             known.update(each.digest for each in found if each.digest != NEVER)
         assert self.router == known
 
