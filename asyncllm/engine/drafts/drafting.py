@@ -15,8 +15,8 @@ from asyncllm.types import SamplingParams
 #: What is expected of a sequence's drafts before counts like so many tokens that were tried. Of
 #: those that were, the latest count.
 PRIOR_WEIGHT, MEMORY = 2.0, 32.0
-#: Tokens for which a kind of draft is not asked after nothing of it was right; each time twice as
-#: many, up to the second.
+#: Tokens for which a kind of draft that is mostly wrong is not asked after nothing of it was right;
+#: each time twice as many, up to the second.
 FIRST_PAUSE, LONGEST_PAUSE = 8, 1024
 
 
@@ -89,7 +89,7 @@ class _Record:
         self.evidence.saw(num_drafted, num_right)
         if num_right:
             self._pause = FIRST_PAUSE
-        else:
+        elif self.evidence.rate(0.0, 0.0) < 0.5:
             self.failed(length)
 
     def failed(self, length: int) -> None:

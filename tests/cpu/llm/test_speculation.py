@@ -95,7 +95,7 @@ async def llm() -> AsyncIterator[AsyncLLM]:
 @pytest.fixture
 def drafting(
     llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[dict[tuple[int, ...], Sequence[int]], int], list[int]]:
+) -> Callable[[dict[int, Sequence[int]], int], list[int]]:
     """Has every draft tried, and gives those of requests by their seed."""
     engine: Any = llm._started.engine
 
@@ -181,7 +181,8 @@ async def test_preempted_aborted_and_cached(llm: AsyncLLM, drafting: Any) -> Non
     drafting({i: answer.token_ids for i, answer in enumerate(plain)}, seed=5)
     stats = llm._own.engine.stats
     before = stats.preemptions
-    expect_outputs(llm._own.engine._scheduler, 2.0)
+    engine: Any = llm._own.engine
+    expect_outputs(engine._scheduler, 2.0)
     tasks = [asyncio.ensure_future(llm.generate(*request)) for request in wanted]
     for number in (3, 6):
         for _ in range(40):
@@ -204,8 +205,8 @@ async def test_real_drafts_change_nothing_either(
     """Lookup, predictions and grammars, as they pay on this machine or not."""
     monkeypatch.setattr(learned, "LEAST_GAIN", 0.0)
     monkeypatch.setattr(learned, "MOST_DELAY", 100.0)
-    engine = llm._own.engine
-    cases = [{"temperature": 0.0}, {"grammar": FIXED}, {"temperature": 0.3}]
+    engine: Any = llm._own.engine
+    cases: list[dict[str, Any]] = [{"temperature": 0.0}, {"grammar": FIXED}, {"temperature": 0.3}]
     drafting = engine._drafting
     for case in cases:
         wanted = [(prompt, params) for prompt, params in requests(**case, max_tokens=40)]

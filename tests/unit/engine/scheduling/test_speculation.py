@@ -106,12 +106,13 @@ def test_others_have_a_row_in_every_step(guess: int) -> None:
     other = runs.add(1, None, max_tokens=40)
     runs.add(2, guess, max_tokens=40)
     runs.fill()
-    while other.state is not SeqState.FINISHED:
+    while len(other.tokens) < 43:
+        slots = {slot for slot, _, _ in rows(runs.plans[-1])}
+        assert other.slot in slots
         runs.land()
         runs.fill()
-        slots = {slot for slot, _, _ in rows(runs.plans[-1])}
-        assert other.slot in slots or other.state is SeqState.FINISHED or len(other.tokens) >= 43
-    assert any(runs.drafts) == (guess == 5) or guess == 6
+    if guess == 5:
+        assert any(runs.drafts)
     runs.run()
     assert runs.tokens == {1: [5] * 40, 2: [5] * 40}
 
