@@ -19,8 +19,10 @@ from asyncllm.errors import ModelError
 from asyncllm.models.loading.loader import load_model
 from asyncllm.models.predicting import PredictingLM
 from asyncllm.models.spec import read_spec
+from asyncllm.parallel.ranks import Ranks
 from tests.support.models import tiny_models
 from tests.support.models.dense_attention import DenseBackend
+from tests.support.parallel.threads import run_ranks, same_everywhere
 
 #: Overrides, the layer that the predictor has the form of, and what its names begin with.
 CASES: dict[str, tuple[dict[str, Any], int, str]] = {
@@ -101,9 +103,11 @@ class Reference:
         return self.model.lm_head(self.norms[2](out)), out
 
 
-def load(folder: Path, *, predicts_ahead: bool = True) -> PredictingLM[Any]:
+def load(
+    folder: Path, ranks: Ranks | None = None, *, predicts_ahead: bool = True
+) -> PredictingLM[Any]:
     spec = msgspec.structs.replace(read_spec(folder), predicts_ahead=predicts_ahead)
-    model = load_model(folder, spec, torch.float32, "cpu")
+    model = load_model(folder, spec, torch.float32, "cpu", ranks=ranks)
     assert isinstance(model, PredictingLM)
     return model
 
@@ -151,6 +155,21 @@ def test_predictions(family: str, tmp_path: Path) -> None:
     further, _ = reference.predict(ids[2 : LENGTH + 2], carried)
     again = step(model, DenseBackend(), [(0, 0, ids[2:], model.carried(got))])
     near(model.predicted_logits(again), further)
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_ranks_predict_together(family: str, tmp_path: Path) -> None:
+    reference = Reference(family, tmp_path)
+    ids = torch.randint(4, 384, (9,), generator=torch.Generator().manual_seed(1))
+    hidden = reference.states(ids[:8])
+    logits, _ = reference.predict(ids[1:], hidden)
+
+    def predict(ranks: Ranks) -> Tensor:
+        model = load(tmp_path, ranks)
+        states = step(model, DenseBackend(), [(0, 0, ids[1:], hidden)])
+        return model.predicted_logits(states)
+
+    near(same_everywhere(run_ranks(2, predict)), logits)
 
 
 def near(got: Tensor, expected: Tensor) -> None:
