@@ -12,13 +12,12 @@ import msgspec
 import pytest
 
 from asyncllm.server.responses.item_schemas import seal
-from asyncllm.text import ChatTemplate
 from asyncllm.text.parsing import TOOL_FORMATS, Formats
 from tests.support.server.agent import RULES, Agent, Call
 from tests.support.server.agents import AGENTS, Codex
 from tests.support.server.fake_llm import FakeLLM
 from tests.support.server.serving import Server
-from tests.support.text.conversations import FAMILIES, SPECIAL_TOKENS
+from tests.support.text.conversations import FAMILIES, template_of
 
 #: Of the former turn's tokens, how many must be found in the cache.
 SHARE = 0.95
@@ -108,7 +107,7 @@ def test_ten_turns_with_reasoning(server: Server, name: str, family: str) -> Non
 
 
 def check(server: Server, agent: Agent, family: str, *, reasons: bool) -> None:
-    server.llm.chat_template = ChatTemplate(FAMILIES[family], SPECIAL_TOKENS)  # type: ignore[assignment]
+    server.llm.chat_template = template_of(family)  # type: ignore[assignment]
     turns = 0
     former: bytes = b""
     for is_new in tell(agent, reasons=reasons):

@@ -12,7 +12,7 @@ from asyncllm.text import ChatTemplate
 from asyncllm.text.parsing import TOOL_FORMATS, Formats
 from tests.support.server.fake_llm import FakeLLM
 from tests.support.server.serving import Server
-from tests.support.text.conversations import FAMILIES, SPECIAL_TOKENS
+from tests.support.text.conversations import FAMILIES, template_of
 
 #: Arguments that a model may have written, as text.
 ARGUMENTS = ['{"city": "Zu', "null", "", '{"p": "C:\\Users\\x"}', "[1]", '"text"', "{'a': 1}"]
@@ -85,7 +85,7 @@ def prompt(server: Server, api: str, arguments: str = '{"key": 1}') -> str:
 
 @pytest.fixture(params=FAMILIES)
 def family(request: pytest.FixtureRequest, server: Server) -> str:
-    server.llm.chat_template = ChatTemplate(FAMILIES[request.param], SPECIAL_TOKENS)  # type: ignore[assignment]
+    server.llm.chat_template = template_of(request.param)  # type: ignore[assignment]
     name: str = request.param
     return name
 
