@@ -130,6 +130,23 @@ class Device(Protocol):
         """Return cached and host memory to the system, once all tensors are gone."""
 
 
+def host_zeros(num_bytes: int) -> Tensor:
+    """Bytes of the host's memory, committed; in huge pages, which takes a tenth of the time.
+
+    Raises:
+        MemoryError: there are not as many.
+    """
+    if num_bytes < 1 << 21 or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(num_bytes, dtype=torch.uint8)
+    try:
+        memory = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(str(error)) from None
+    with suppress(OSError):  # a system without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8).zero_()
+
+
 class CpuDevice:
     """Kernels run in the calling thread, so all work is done when its launch returns."""
 
@@ -155,7 +172,7 @@ class CpuDevice:
         return _CpuCopyStream()
 
     def host_memory(self, num_bytes: int) -> Tensor:
-        return torch.zeros(num_bytes, dtype=torch.uint8)
+        return host_zeros(num_bytes)
 
     def exclusive(self) -> AbstractContextManager[object]:
         return nullcontext()

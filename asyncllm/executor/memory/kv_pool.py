@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.errors import ModelError
-from asyncllm.executor.device import Device
+from asyncllm.executor.device import Device, host_zeros
 from asyncllm.kernels.types import AttentionSpec
 
 
@@ -58,7 +58,11 @@ class KVPool:
         self.page_size = page_size
         self.first_layer = own[0].layer
         self.parts = [spec.kv_size // 2 * page_size for spec in own for _ in range(2)]
-        self.storage = torch.zeros(num_pages * sum(self.parts), dtype=dtype, device=device)
+        size = num_pages * sum(self.parts)
+        if torch.device(device).type == "cpu":
+            self.storage = host_zeros(size * dtype.itemsize).view(dtype)
+        else:
+            self.storage = torch.zeros(size, dtype=dtype, device=device)
         self.page_bytes = self.storage.nbytes // num_pages
         self._scales = dict(scales) if self.storage.itemsize == 1 else {}
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}

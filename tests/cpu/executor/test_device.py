@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from asyncllm.config import EngineConfig
 from asyncllm.errors import BadRequest, ModelError
 from asyncllm.executor import choose_device as devices
 from asyncllm.executor.build import build_worker
-from asyncllm.executor.device import CpuDevice, CudaDevice
+from asyncllm.executor.device import CpuDevice, CudaDevice, host_zeros
 from asyncllm.models.spec import read_spec
 from tests.support.models.page_copies import Tiers, plan, runner_of
 
@@ -146,3 +147,34 @@ def test_kernels_that_do_not_run_here_are_not_awaited() -> None:
     )
     assert worker.limits.max_num_seqs == 2
     assert waits == []
+
+
+@pytest.mark.parametrize("num_bytes", [0, 100, 5_000_000])
+def test_memory_of_the_host_is_committed_zeros(num_bytes: int) -> None:
+    memory = host_zeros(num_bytes)
+    assert memory.dtype is torch.uint8
+    assert memory.shape == (num_bytes,)
+    assert not memory.any()
+    memory.fill_(1)
+    assert memory.sum() == num_bytes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others have no huge pages")
+def test_much_memory_of_the_host_may_be_in_huge_pages() -> None:
+    memory = host_zeros(5_000_000)
+    at, flags = False, ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if "-" in first and ":" not in first:
+            begin, end = (int(number, 16) for number in first.split("-"))
+            at = begin <= memory.data_ptr() < end
+        elif at and first == "VmFlags:":
+            flags = " ".join(rest)
+    assert flags
+    if Path("/sys/kernel/mm/transparent_hugepage").exists():
+        assert " hg" in flags
+
+
+def test_memory_that_the_host_does_not_have_is_refused() -> None:
+    with pytest.raises(MemoryError):
+        host_zeros(1 << 60)
