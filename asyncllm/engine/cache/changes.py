@@ -98,14 +98,15 @@ class StateChanges(CacheChanges):
         super().cleared()
 
     def state_kept(self, node: Node) -> None:
-        new, walker = 0, node
+        new, walker = list[Node](), node
         while walker.parent is not None and walker not in self._after:
-            self._after[walker] = min(new, 1)
-            new, walker = new + 1, walker.parent
+            self._after[walker] = min(len(new), 1)
+            new.append(walker)
+            walker = walker.parent
         if new:
             if walker in self._after:
                 self._after[walker] += 1
-            super().stored((node,))
+            super().stored(new)
 
     def state_lost(self, node: Node) -> None:
         gone: list[Node] = []

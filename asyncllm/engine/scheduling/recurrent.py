@@ -124,9 +124,9 @@ class RecurrentStates:
 
     def expect(self, seq: Sequence, start: int, other: Sequence) -> None:
         kept, spacing, known = self._kept[seq.slot], self._spacing, other.tokens
-        least = max(kept.last, start) + spacing
-        if kept.num_expected == MOST_EXPECTED or seq.tokens[:least] != known[:least]:
+        if kept.num_expected == MOST_EXPECTED or seq.tokens[:spacing] != known[:spacing]:
             return
+        least = max(kept.last, start) + spacing
         if not self._cache.prefix_caching or seq.kv.salt != other.kv.salt:
             return
         end = self._prompt_end(seq)

@@ -98,6 +98,7 @@ class Run:
             cache_salt=rng.choice(["", "", "", "salt"]),
             cache_ttl_s=rng.choice([None, None, 0, 0.1, 60.0]),
         )
+        seq.kv.shared = rng.choice([0, 0, rng.randint(0, len(tokens))])
         self.live[id] = self.seen[id] = seq
         self.sched.add(seq, self.now)
 
