@@ -24,7 +24,10 @@ OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "cpu_threads": 1
 #: How ranks may run without any token changing.
 MODES: dict[str, tuple[str, dict[str, Any]]] = {
     "two": ("qwen3", {"tp": 2}),
-    "two, recurrent states": ("qwen3_5", {"tp": 2, "prefill_chunk": 64}),
+    "two, host tier, recurrent states": (
+        "qwen3_5",
+        {"tp": 2, "kv_cache_tokens": 640, "page_size": 4, "host_kv_gib": 0.01, "prefill_chunk": 64},
+    ),
     "four, preempting": (
         "qwen3_moe",
         {"tp": 4, "kv_cache_tokens": 480, "page_size": 2, "max_model_len": 270},
