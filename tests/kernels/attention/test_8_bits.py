@@ -15,7 +15,7 @@ from tests.support.kernels.device import DEVICE, needs_fp8, on_hopper
 
 pytest.importorskip("triton")
 
-from asyncllm.kernels.triton.attention import decode_hopper
+from asyncllm.kernels.triton.attention import decode_hopper, prefill_hopper
 from asyncllm.kernels.triton.attention.decode import decode_attention, decode_heads
 from asyncllm.kernels.triton.attention.decode_launch import UNENCODED, Cut
 from asyncllm.kernels.triton.attention.prefill import prefill_attention
@@ -116,6 +116,40 @@ def test_prompts_attend_like_the_reference(case: Case, kind: str) -> None:
     more: dict[str, Any] = {"scales": scales, "sinks": sinks}
     expected = in_torch.prefill_attention.reference(q.float(), *pages, *rest, **more)
     assert_close(prefill_attention(q, *pages, *rest, **more), expected)
+
+
+@on_hopper
+@pytest.mark.parametrize("kind", [*SCALES, *ADVERSARIAL])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(head_dim=128),
+        Case(head_dim=128, num_kv_heads=8, group=4),
+        Case(head_dim=128, num_kv_heads=1, group=7, page_size=64),
+        Case(head_dim=128, window=100),
+        Case(head_dim=128, softcap=3.0, page_size=32),
+        Case(torch.float16, head_dim=128),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "rows",
+    [[(0, 1)], [(64, 64), (63, 65), (1, 31)], [(700, 130), (0, 3), (0, 0), (7, 900)], [(4000, 40)]],
+    ids=str,
+)
+def test_the_kernel_for_hopper_attends_prompts_like_the_reference(
+    rows: list[tuple[int, int]], case: Case, kind: str
+) -> None:
+    step = Step(case, rows, padding=5)
+    scales = make_scales(case.num_kv_heads, kind)
+    q, keys, values, *rest = step.arguments()
+    pages = to_pages(keys, scales[0]), to_pages(values, scales[1])
+    assert prefill_hopper.supports(q, pages[0], case.spec)
+    more: dict[str, Any] = {"scales": scales, "sinks": make_sinks(case.spec, case.dtype)}
+    tokens = slice(0, step.tokens)
+    expected = in_torch.prefill_attention.reference(q.float(), *pages, *rest, **more)[tokens]
+    for _ in range(2):  # the second time with what the first left behind
+        assert_close(prefill_attention(q, *pages, *rest, **more)[tokens], expected)
 
 
 def all_numbers(scale: Tensor) -> Tensor:

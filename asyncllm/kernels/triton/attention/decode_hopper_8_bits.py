@@ -46,7 +46,7 @@ APART = gl.constexpr(
 
 
 @gluon.jit
-def _halves(words, ASM: gl.constexpr):
+def halves(words, ASM: gl.constexpr):
     """Two float16 tensors of int16 words."""
     kinds: gl.constexpr = (gl.float16, gl.float16)
     return gl.inline_asm_elementwise(ASM, "=r,=r,r", [words], kinds, is_pure=True, pack=2)
@@ -101,7 +101,7 @@ def attend_8_bits(low, high, totals, peak, factor, shared, piece, number, layer:
     parity = (number // layer.stages) & 1
     none = gl.zeros([TILE, layer.columns], gl.float32, layout=PRODUCTS)
     mbarrier.wait(barrier(shared, K_FULL, stage, layer), parity)
-    even, odd = _halves(shared.k.index(stage).load(LEFT), IN_ORDER)
+    even, odd = halves(shared.k.index(stage).load(LEFT), IN_ORDER)
     q = shared.q.index(0).permute((1, 0))
     scores = warpgroup_mma(even, q, none, use_acc=False, is_async=True)
     q = shared.q.index(1).permute((1, 0))
@@ -123,7 +123,7 @@ def attend_8_bits(low, high, totals, peak, factor, shared, piece, number, layer:
     totals = totals * fade[None, :] + weights
     p = shared.p.permute((1, 0))
     p.store(weights.to(gl.float16))
-    first, second = _halves(words, APART)
+    first, second = halves(words, APART)
     fence_async_shared()
     debug_barrier()  # all threads have stored their weights, and loaded K and V
     mbarrier.arrive(barrier(shared, K_FREE, stage, layer), count=1)

@@ -63,7 +63,7 @@ def prefill_attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     if blocks is None and prefill_hopper.supports(q, keys, spec):
         return prefill_hopper.prefill_attention(
-            q, keys, values, block_table, rows, spec, sinks=sinks, out=out
+            q, keys, values, block_table, rows, spec, scales=scales, sinks=sinks, out=out
         )
     blocks = choose_blocks(q) if blocks is None else blocks
     queries = max(blocks.queries, next_power_of_2(group))

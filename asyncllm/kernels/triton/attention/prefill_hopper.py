@@ -31,6 +31,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from asyncllm.kernels.gpu import gpu_of
+from asyncllm.kernels.triton.attention.prefill_hopper_8_bits import (
+    convert,
+    in_vectors,
+    prepare_queries,
+)
 from asyncllm.kernels.triton.attention.prefill_hopper_parts import (
     HALF,
     K_FREE,
@@ -40,6 +45,7 @@ from asyncllm.kernels.triton.attention.prefill_hopper_parts import (
     STAGES,
     V_FREE,
     V_FULL,
+    VECTORS,
     Layer,
     Queries,
     Results,
@@ -74,7 +80,8 @@ def supports(q: Tensor, keys: Tensor, spec: AttentionSpec) -> bool:
     """Whether the kernel can run on this GPU, with these types and sizes."""
     return (
         can_copy(keys, spec, KEYS.value)
-        and q.dtype == keys.dtype
+        and keys.dtype in (q.dtype, torch.float8_e4m3fn)
+        and q.itemsize == 2
         and spec.group <= QUERIES.value
         and q.stride(0) % 8 == q.stride(1) % 8 == q.data_ptr() % 16 == 0
     )
@@ -88,6 +95,7 @@ def prefill_attention(
     rows: PrefillRows,
     spec: AttentionSpec,
     *,
+    scales: Tensor | None = None,
     sinks: Tensor | None = None,
     out: Tensor,
 ) -> Tensor:
@@ -101,10 +109,12 @@ def prefill_attention(
     room = max(max_waiting_programs(q.device) // spec.num_kv_heads, 1)
     tiles = find_tiles(rows, len(q), QUERIES.value // group, room)
     strides = (block_table.stride(0), q.stride(0), q.stride(1))
+    if scales is not None:  # two numbers are a word
+        keys, values = keys.view(torch.int16), values.view(torch.int16)
     k, v = describe(keys, KEYS.value), describe(values, KEYS.value)
     _launch(
         (programs, 1, 1),
-        (q, k, v, sinks, out, *workspace, block_table, tiles, *strides),
+        (q, k, v, scales, sinks, out, *workspace, block_table, tiles, *strides),
         (
             *(spec.scale, spec.softcap or 0.0, spec.window or 0),
             *(keys.shape[1], spec.num_kv_heads, group, spec.head_dim),
@@ -131,6 +141,7 @@ def _prefill(
     q,
     keys,
     values,
+    scales,
     sinks,
     out,
     partial,
@@ -151,7 +162,8 @@ def _prefill(
     PDL: gl.constexpr,
 ):
     layer: gl.constexpr = Layer(SCALE, SOFTCAP, WINDOW, KV_HEADS, GROUP, HEAD_DIM)
-    dtype: gl.constexpr = q.dtype.element_ty
+    # 8-bit pages are multiplied as float16.
+    dtype: gl.constexpr = q.dtype.element_ty if scales is None else gl.float16
     shared = Shared(
         gl.allocate_shared_memory(dtype, [4, HALF, HEAD_DIM], SHARED),
         gl.allocate_shared_memory(dtype, [STAGES, KEYS, HEAD_DIM], SHARED),
@@ -163,6 +175,16 @@ def _prefill(
         mbarrier.init(shared.barriers.index(V_FULL + i), count=1)
         mbarrier.init(shared.barriers.index(K_FREE + i), count=2)
         mbarrier.init(shared.barriers.index(V_FREE + i), count=2)
+    raw = shared
+    if scales is not None:
+        raw = Shared(
+            shared.q,
+            gl.allocate_shared_memory(gl.int16, [1, KEYS, HEAD_DIM // 2], SHARED),
+            gl.allocate_shared_memory(gl.int16, [1, KEYS, HEAD_DIM // 2], SHARED),
+            gl.allocate_shared_memory(gl.int64, [4 * STAGES, 1], mbarrier.MBarrierLayout()),
+        )
+        for i in gl.static_range(4 * STAGES):
+            mbarrier.init(raw.barriers.index(i), count=1)
     fence_async_shared()
     if PDL:
         gdc_wait()
@@ -170,18 +192,30 @@ def _prefill(
 
     pieces = gl.load(tiles + 1)
     work = Work(tiles, gl.load(tiles) * KV_HEADS * pieces, pieces)
-    queries = Queries(q, sinks, q_token_stride, q_head_stride)
+    queries = Queries(q, sinks, scales, q_token_stride, q_head_stride)
     results = Results(out, partial, stats, arrivals)
-    gl.warp_specialize(
-        [
-            (_consume, (0, queries, results, shared, work, layer)),
-            (_consume, (1, queries, results, shared, work, layer)),
-            (produce, (keys, values, block_table, table_stride, shared, work, layer, PAGE_SIZE)),
-        ],
-        [4, 1],
-        # Registers of a thread: few in the producer, which has no sums.
-        [232, 40],
-    )
+    # Registers of a thread: few in warps that have no sums.
+    if scales is None:
+        gl.warp_specialize(
+            [
+                (_consume, (0, queries, results, shared, work, layer)),
+                (_consume, (1, queries, results, shared, work, layer)),
+                (produce, (keys, values, block_table, table_stride, raw, work, layer, PAGE_SIZE)),
+            ],
+            [4, 1],
+            [232, 40],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_consume, (0, queries, results, shared, work, layer)),
+                (_consume, (1, queries, results, shared, work, layer)),
+                (convert, (raw, shared, work, layer)),
+                (produce, (keys, values, block_table, table_stride, raw, work, layer, PAGE_SIZE)),
+            ],
+            [4, 4, 1],
+            [216, 48, 24],
+        )
 
 
 @gluon.jit
@@ -195,6 +229,7 @@ def _consume(half: gl.constexpr, queries, results, shared, work, layer: gl.const
     if (item < work.items) & (blocks.first <= blocks.last):
         load_queries(half, queries, shared.q.index(half), tile, pair % layer.kv_heads, layer)
         await_queries()
+        unit = _unit(queries, shared.q.index(half), pair % layer.kv_heads)
         mbarrier.wait(shared.barriers.index(K_FULL), 0)
         scores = score(shared.q.index(half), shared.k.index(0))
         scores = warpgroup_mma_wait(1, deps=(scores,))
@@ -212,7 +247,7 @@ def _consume(half: gl.constexpr, queries, results, shared, work, layer: gl.const
 
             blocks = blocks_of(tile, item % work.pieces, work.pieces, layer)
             sums, weights, total, peak, number = _attend(
-                half, scores, mine, shared, number, tile, blocks, layer
+                half, scores, unit, mine, shared, number, tile, blocks, layer
             )
 
             # While the last values are added, score the first block of the next item, or, without
@@ -220,12 +255,15 @@ def _consume(half: gl.constexpr, queries, results, shared, work, layer: gl.const
             stage = number % STAGES
             before = (number - 1) % STAGES
             await_queries()
+            unit = _unit(queries, next_mine, next_head)
             mbarrier.wait(shared.barriers.index(K_FULL + stage), (number // STAGES) & 1, pred=more)
             sums = warpgroup_mma(weights, shared.v.index(before), sums, is_async=True)
             scores = score(next_mine, shared.k.index(stage))
             sums, scores = warpgroup_mma_wait(1, deps=(sums, scores))
             mbarrier.arrive(shared.barriers.index(V_FREE + before), count=1)
             kv_head = pair % layer.kv_heads
+            if queries.scales is not None:
+                sums = sums * gl.load(queries.scales + layer.kv_heads + kv_head)
             if queries.sinks is not None:
                 # In the first piece alone, or they would count several times.
                 counts = item % work.pieces == 0
@@ -233,7 +271,15 @@ def _consume(half: gl.constexpr, queries, results, shared, work, layer: gl.const
                     half, sums, total, peak, queries.sinks, kv_head, counts, layer
                 )
             if blocks.pieces == 1:
-                store(half, results, sums, total, tile, kv_head, layer)
+                # Lanes without a query may have a total of 0.
+                of_sums: gl.constexpr = gl.SliceLayout(1, sums.type.layout)
+                total = gl.convert_layout(gl.maximum(total, 1e-30), of_sums)
+                result = (sums / total[:, None]).to(results.out.dtype.element_ty)
+                if queries.scales is not None:
+                    result = in_vectors(result, mine)
+                else:
+                    result = gl.convert_layout(result, VECTORS)
+                store(half, results, result, tile, kv_head, layer)
             else:
                 store_piece(half, results, sums, total, peak, item, layer)
                 await_pieces(half, results, pair, blocks.pieces)
@@ -247,7 +293,19 @@ def _consume(half: gl.constexpr, queries, results, shared, work, layer: gl.const
 
 
 @gluon.jit
-def _attend(half: gl.constexpr, scores, mine, shared, number, tile, blocks, layer: gl.constexpr):
+def _unit(queries, copies, kv_head):
+    """What one is in the scores of a warpgroup's queries: [HALF], or None: one."""
+    unit = None
+    if queries.scales is not None:
+        unit = prepare_queries(copies, queries.start.dtype.element_ty)
+        unit = unit * gl.load(queries.scales + kv_head)
+    return unit
+
+
+@gluon.jit
+def _attend(
+    half: gl.constexpr, scores, unit, mine, shared, number, tile, blocks, layer: gl.constexpr
+):
     """Attend to all blocks except for the values of the last one, whose weights are returned.
 
     Args:
@@ -258,20 +316,20 @@ def _attend(half: gl.constexpr, scores, mine, shared, number, tile, blocks, laye
         tile.first + tile.shift + (half * HALF + gl.arange(0, HALF, layout=ROW)) // layer.group
     )
     weights, total, peak = first_block(
-        scores, shared, number, query_at, blocks.last, tile.length, layer
+        scores, unit, shared, number, query_at, blocks.last, tile.length, layer
     )
     sums = gl.zeros([HALF, layer.head_dim], gl.float32, layout=sums_layout(layer.head_dim))
     number += 1
     block = blocks.last - 1
     while block >= gl.maximum(blocks.hidden, blocks.first):
         sums, weights, total, peak = next_block(
-            sums, weights, total, peak, mine, shared, number, query_at, block, True, layer
+            sums, weights, total, peak, unit, mine, shared, number, query_at, block, True, layer
         )
         number += 1
         block -= 1
     while block >= blocks.first:
         sums, weights, total, peak = next_block(
-            sums, weights, total, peak, mine, shared, number, query_at, block, False, layer
+            sums, weights, total, peak, unit, mine, shared, number, query_at, block, False, layer
         )
         number += 1
         block -= 1

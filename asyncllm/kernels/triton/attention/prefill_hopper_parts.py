@@ -61,10 +61,12 @@ class Work(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """Queries in global memory, and the strides of tokens and heads; the heads' sinks, or None."""
+    """Queries in global memory, and the strides of tokens and heads; the heads' sinks and the
+    scales of 8-bit pages, or None."""
 
     start: Any
     sinks: Any
+    scales: Any
     token_stride: Any
     head_stride: Any
 
@@ -167,6 +169,7 @@ def produce(
 ):
     """Request the blocks of all items, each from the last to the first, as stages become free."""
     COPIED: gl.constexpr = keys.block_type.shape[0]
+    RING: gl.constexpr = shared.k.shape[0]
     turn = 0
     number = 0
     item = item_of(turn)
@@ -175,12 +178,12 @@ def produce(
         tile = tile_of(work, pair, layer)
         blocks = blocks_of(tile, item % work.pieces, work.pieces, layer)
         table = block_table + tile.slot.to(gl.int64) * table_stride
-        column = pair % layer.kv_heads * layer.head_dim
+        column = pair % layer.kv_heads * shared.k.shape[2]
         for i in range(blocks.last - blocks.first + 1):
             start = (blocks.last - i) * KEYS
             cells = find_cells(table, start, tile.length, KEYS, COPIED, PAGE_SIZE)
-            stage = number % STAGES
-            parity = (number // STAGES + 1) & 1
+            stage = number % RING
+            parity = (number // RING + 1) & 1
             mbarrier.wait(shared.barriers.index(K_FREE + stage), parity)
             full = shared.barriers.index(K_FULL + stage)
             copy_block(keys, cells, column, shared.k, stage, full)
