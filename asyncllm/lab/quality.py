@@ -1,4 +1,5 @@
-"""How far the scores of a quantised model are from those of the model in 16 bits."""
+"""How far the scores of a quantised model are from those of the model in 16 bits, and those with an
+8-bit KV cache from those with one in the type of the computation."""
 
 from __future__ import annotations
 
@@ -36,6 +37,12 @@ PROMPTS: Final = (
 )
 #: Tokens with which the reference goes on.
 MAX_TOKENS: Final = 64
+#: Tokens of texts over which an 8-bit KV cache is compared, and how many of their last ones are.
+LENGTHS: Final = (1024, 8192, 30_000)
+LAST: Final = 512
+#: Sampled answers of so many tokens make up these texts, so many of them at once.
+PART: Final = 256
+PARTS: Final = 64
 
 
 class Quality(msgspec.Struct, frozen=True):
@@ -51,6 +58,13 @@ class Quality(msgspec.Struct, frozen=True):
     mean: float
     p99: float
     same: float
+
+    def lines(self) -> list[str]:
+        """The differences as text."""
+        return [
+            f"difference of logprobs  mean {self.mean:.4f}, p99 {self.p99:.4f}",
+            f"same likeliest token    {100 * self.same:.2f} %",
+        ]
 
 
 async def measure_quality(
@@ -75,6 +89,58 @@ async def measure_quality(
                 "they are not the same model"
             )
         return compare(expected, await _scores(llm, texts))
+
+
+class CacheQuality(Quality, frozen=True):
+    """Differences that an 8-bit KV cache makes to the last tokens of a text of so many tokens."""
+
+    length: int
+
+
+async def measure_cache(
+    config: EngineConfig, prompts: Sequence[Prompt] = PROMPTS
+) -> list[CacheQuality]:
+    """Load the model with a KV cache in the type of the computation, and with that of ``config``.
+
+    The texts are prompts and what the model samples after them, again and again. They have
+    ``LENGTHS`` tokens, as far as sequences may be so long, or else the most that they may have.
+
+    Raises:
+        ModelError, BadRequest: as ``measure_quality``.
+    """
+    plain = msgspec.structs.replace(config, kv_cache_dtype="auto")
+    async with AsyncLLM(config=plain, progress=LoadingBar()) as llm:
+        longest = llm.limits.max_model_len - 1
+        lengths = [n for n in LENGTHS if n <= longest] or [longest]
+        text = await _long_text(llm, prompts, lengths[-1])
+        expected = [await _scores(llm, [text[:n]]) for n in lengths]
+    async with AsyncLLM(config=config, progress=LoadingBar()) as llm:
+        if (limit := llm.limits.max_model_len - 1) < longest:
+            lengths = [n for n in lengths if n <= limit]
+        found = [await _scores(llm, [text[:n]]) for n in lengths]
+    compared = (compare(a[-LAST:], b[-LAST:]) for a, b in zip(expected, found, strict=False))
+    return [
+        CacheQuality(**msgspec.structs.asdict(one), length=length)
+        for length, one in zip(lengths, compared, strict=True)
+    ]
+
+
+async def _long_text(llm: AsyncLLM, prompts: Sequence[Prompt], length: int) -> list[int]:
+    """So many tokens of prompts and sampled answers, one after the other."""
+    begun = [await llm.encode_prompt(prompt) for prompt in prompts]
+    text: list[int] = []
+    seed = 0
+    while len(text) < length:
+        parts = []
+        for _ in range(min(-(-(length - len(text)) // PART), PARTS)):
+            ids = begun[seed % len(begun)][: llm.limits.max_model_len - PART - 1]
+            params = SamplingParams(temperature=1.0, seed=seed, max_tokens=PART)
+            parts.append((ids, llm.generate(ids, params)))
+            seed += 1
+        answers = await asyncio.gather(*(answer for _, answer in parts))
+        for (ids, _), answer in zip(parts, answers, strict=True):
+            text += [*ids, *answer.token_ids]
+    return text[:length]
 
 
 async def _continued(llm: AsyncLLM, prompt: Prompt) -> list[int]:

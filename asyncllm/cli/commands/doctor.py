@@ -51,7 +51,8 @@ examples:
   asyncllm doctor                                          what this machine can do
   asyncllm doctor Qwen/Qwen3-32B --gpu h200,h100 --tp 1,2,4
   asyncllm doctor Qwen/Qwen3-8B --gpu h200 --load rate=10,input=2000,output=200
-  asyncllm doctor Qwen/Qwen3-8B --quality --quantization fp8"""
+  asyncllm doctor Qwen/Qwen3-8B --quality --quantization fp8
+  asyncllm doctor Qwen/Qwen3-8B --quality --kv-cache-dtype fp8"""
     add_model(parser)
     parser.add_argument(
         "--gpu",
@@ -101,7 +102,7 @@ examples:
         action="store_true",
         help="plan nothing, but run the quantised model (or that with states in bfloat16) and that "
         "in 16 bits on this machine, one after the other, and print how far their logprobs are "
-        "apart",
+        "apart; with --kv-cache-dtype fp8 compare both kinds of KV cache, over up to 30,000 tokens",
     )
     parser.add_argument(
         "--prompts",
@@ -127,7 +128,9 @@ def run(args: argparse.Namespace) -> int:
         _gpus(args)  # an unknown one is said first
     folder, spec = _model(config)  # what is wrong with it is said before torch is imported
     if args.quality:
-        return _report_quality(args, config, spec)
+        from asyncllm.cli.quality import report_quality
+
+        return report_quality(args, config, spec, lambda other: _model(other)[1])
     if args.prompts is not None or args.reference is not None:
         usage_error(args, "--prompts and --reference are for --quality")
 
@@ -202,61 +205,6 @@ def _report_cpu(args: argparse.Namespace, config: EngineConfig, model: str, spec
     for problem in problems:
         print(f"asyncllm: {model} in {name_options(problem)}", file=sys.stderr)
     return 1 if len(problems) == len(found["cpu"]["plans"]) else 0
-
-
-def _report_quality(args: argparse.Namespace, config: EngineConfig, spec: ModelSpec) -> int:
-    if args.gpu is not None or args.load or len(args.tps) > 1 or args.replicas != 1:
-        usage_error(
-            args, "--quality runs the model here: --gpu, --load, --dp or several --tp do not"
-        )
-    rounds_states = config.mamba_ssm_cache_dtype == "bfloat16"
-    if rounds_states and not spec.state_bytes(0):
-        usage_error(args, "--mamba-ssm-cache-dtype: the model has no recurrent states")
-    is_stored = spec.quantization is not None and not spec.quantization.while_loading
-    if spec.quantization is None and not rounds_states:
-        usage_error(
-            args,
-            "--quality is of a quantised model, or of rounded states: this one needs "
-            "--quantization fp8 or --mamba-ssm-cache-dtype bfloat16",
-        )
-    if args.reference is None and is_stored and not rounds_states:
-        usage_error(args, "the model is quantised: --reference names the same in 16 bits")
-
-    import asyncio
-
-    import msgspec
-
-    from asyncllm.cli.prompts import read_rows
-    from asyncllm.lab.quality import PROMPTS, measure_quality
-    from asyncllm.llm.load import name_of
-
-    quantized = msgspec.structs.replace(config, tp=args.tps[0])
-    if rounds_states:  # after each token, as while an answer is generated
-        quantized = msgspec.structs.replace(quantized, prefill_chunk=1)
-    exact = "auto" if rounds_states else config.mamba_ssm_cache_dtype
-    reference = msgspec.structs.replace(quantized, quantization=None, mamba_ssm_cache_dtype=exact)
-    if args.reference is not None:
-        reference = msgspec.structs.replace(reference, model=args.reference, revision=None)
-        if _model(reference)[1].quantization is not None:
-            raise ModelError(f"{args.reference} is quantised itself")
-    given = args.prompts
-    prompts = PROMPTS if given is None else [row.prompt for row in read_rows(given)]
-    found = asyncio.run(measure_quality(reference, quantized, prompts))
-    if args.json:
-        print(msgspec.json.format(msgspec.json.encode(found)).decode())
-    else:
-        is_same = spec.quantization is None or (is_stored and args.reference is None)
-        method = None if is_same else spec.weight_format
-        tested = "" if method is None else f" in {method}"
-        tested += " with states in bfloat16" if rounds_states else ""
-        other = "with states in float32" if is_same else "in 16 bits or more"
-        print(
-            f"{name_of(config.model)}{tested} beside {name_of(reference.model)} {other}, "
-            f"{found.tokens:,} tokens of {len(prompts)} texts:\n"
-            f"difference of logprobs  mean {found.mean:.4f}, p99 {found.p99:.4f}\n"
-            f"same likeliest token    {100 * found.same:.2f} %"
-        )
-    return 0
 
 
 def _model(config: EngineConfig) -> tuple[Path, ModelSpec]:

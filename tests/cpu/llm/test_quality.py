@@ -80,6 +80,19 @@ def test_states_in_16_bits_beside_those_in_32(
     assert "with states in float32" in text
 
 
+def test_an_8_bit_cache_beside_one_of_the_computation(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["doctor", "--quality", "--kv-cache-dtype", "fp8", "--max-model-len", "800"]
+    assert main([*command, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["kv_cache"]
+    assert (found["length"], found["tokens"]) == (799, 512)
+    assert 1e-4 < found["mean"] < found["p99"] < 3
+    assert 0.8 < found["same"] <= 1
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert "the last 512 of 799 tokens" in text
+    assert f"mean {found['mean']:.4f}, p99 {found['p99']:.4f}" in text
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
