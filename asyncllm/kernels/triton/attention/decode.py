@@ -29,6 +29,7 @@ from torch import Tensor
 
 from asyncllm.kernels.triton.attention import decode_hopper
 from asyncllm.kernels.triton.attention.decode_encode import (
+    as_float16,
     begin_softmax,
     load_encoding,
     softmax_of_none,
@@ -207,7 +208,12 @@ def _decode(
         k_scale = tl.load(scales + kv_head, eviction_policy="evict_last")
         v_scale = tl.load(scales + KV_HEADS + kv_head, eviction_policy="evict_last")
         scale *= k_scale
-    queries = tl.zeros([G, D], q.dtype.element_ty)
+    # 8-bit numbers are multiplied as float16.
+    HALVES: tl.constexpr = scales is not None and q.dtype.element_ty != tl.float32
+    queries = tl.zeros([G, D], tl.float16 if HALVES else q.dtype.element_ty)
+    of_queries = scale
+    if HALVES:
+        of_queries = tl.full([G, 1], 1.0, tl.float32) * scale
     acc, total, peak = softmax_of_none(G, D)
     totals = tl.zeros([G, TILE], tl.float32)
     for start in range(begin, tl.maximum(end, begin + 1), TILE):
@@ -223,16 +229,21 @@ def _decode(
                 tl.extra.cuda.gdc_launch_dependents()
                 if not OVERLAPS:
                     tl.extra.cuda.gdc_wait()
-            queries, acc, total, peak = begin_softmax(
+            encoded, acc, total, peak = begin_softmax(
                 q + row * q_row_stride, q_head_stride, kv_head, has_newest, place, query_encoding,
                 key_encoding, keys, values, k_scale, v_scale, scale, softcap, ENCODES, KV_KINDS,
                 q_weight is not None, ROTARY, DISTANCE, EPS, OFFSET, NORMALIZES_VALUES, HAS_SOFTCAP,
                 KV_HEADS, GROUP, HEAD_DIM,
             )  # fmt: skip
+            if HALVES:
+                queries, unit = as_float16(encoded)
+                of_queries *= unit[:, None]
+            else:
+                queries = encoded
             totals += tl.where(lane[None, :] == 0, total[:, None], 0.0)
         acc, totals, peak = take_tile(
-            queries, k, v, start + lane < end, acc, totals, peak, scale, softcap, HAS_SOFTCAP,
-            PRECISION,
+            queries, k, v, start + lane < end, acc, totals, peak, of_queries, softcap,
+            HAS_SOFTCAP, PRECISION,
         )  # fmt: skip
     total = tl.sum(totals, axis=1)
     if sinks is not None:

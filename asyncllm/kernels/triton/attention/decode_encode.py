@@ -129,6 +129,18 @@ def begin_softmax(
 
 
 @triton.jit
+def as_float16(queries):
+    """Queries [lanes, D] for products with 8-bit numbers, which one instruction makes float16 of.
+
+    Returns:
+        float16, the largest element of each being 256, and what one is in them, [lanes].
+    """
+    wide = queries.to(tl.float32)
+    unit = tl.maximum(tl.max(tl.abs(wide), axis=1), 1e-30) / 256
+    return (wide / unit[:, None]).to(tl.float16), unit
+
+
+@triton.jit
 def softmax_of_none(G: tl.constexpr, D: tl.constexpr):
     """The softmax (acc, total, peak) of no tokens."""
     acc = tl.zeros([G, D], tl.float32)

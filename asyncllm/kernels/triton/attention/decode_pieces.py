@@ -85,6 +85,7 @@ def take_tile(
 
     Args:
         k, v: as they are in pages, which may be 8-bit.
+        scale: of scores, or of those of each query, [G, 1].
         totals: [G, TILE]; a partial total for each lane of a tile. Threads own their lanes, so
             they exchange nothing before the end.
     """

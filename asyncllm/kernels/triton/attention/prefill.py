@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from asyncllm.kernels.triton.attention import prefill_hopper
+from asyncllm.kernels.triton.attention.decode_encode import as_float16
 from asyncllm.kernels.triton.attention.decode_pieces import LOG2_E, LOWEST, take_sinks
 from asyncllm.kernels.triton.attention.prefill_tiles import FIELDS, find_tiles
 from asyncllm.kernels.triton.launch import Launcher, next_power_of_2, shared_bytes
@@ -156,8 +157,11 @@ def _prefill(
     q_at = token.to(tl.int64) * q_token_stride + head * q_head_stride
     queries = tl.load(q + q_at[:, None] + dim[None, :], mask=inside, other=0.0)
 
+    of_queries = None
     if scales is not None:
         scale *= tl.load(scales + kv_head)
+        if q.dtype.element_ty != tl.float32:
+            queries, of_queries = as_float16(queries)
     query_at = token + shift
     stop = end + shift  # of the keys that some query of this tile sees
     acc = tl.zeros([QUERIES, DIMS], tl.float32)
@@ -171,13 +175,13 @@ def _prefill(
         # Blocks of which all queries of this tile see every key need no mask.
         whole = (first + shift + 1) // KEYS * KEYS
         acc, total, peak = _attend(
-            acc, total, peak, queries, query_at, keys, values, table, kv_head, begin, whole, stop,
-            scale, softcap, window, False, HAS_SOFTCAP, HAS_WINDOW, PAGE_SIZE, KV_HEADS, HEAD_DIM,
-            KEYS, DIMS, PRECISION,
+            acc, total, peak, queries, of_queries, query_at, keys, values, table, kv_head, begin,
+            whole, stop, scale, softcap, window, False, HAS_SOFTCAP, HAS_WINDOW, PAGE_SIZE,
+            KV_HEADS, HEAD_DIM, KEYS, DIMS, PRECISION,
         )  # fmt: skip
     acc, total, peak = _attend(
-        acc, total, peak, queries, query_at, keys, values, table, kv_head, whole, stop, stop,
-        scale, softcap, window, True, HAS_SOFTCAP, HAS_WINDOW, PAGE_SIZE, KV_HEADS, HEAD_DIM,
+        acc, total, peak, queries, of_queries, query_at, keys, values, table, kv_head, whole, stop,
+        stop, scale, softcap, window, True, HAS_SOFTCAP, HAS_WINDOW, PAGE_SIZE, KV_HEADS, HEAD_DIM,
         KEYS, DIMS, PRECISION,
     )  # fmt: skip
     if sinks is not None:
@@ -196,6 +200,7 @@ def _attend(
     total,
     peak,
     queries,
+    of_queries,
     query_at,
     keys,
     values,
@@ -217,7 +222,11 @@ def _attend(
     DIMS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Attend to the keys at positions begin .. end - 1, of which those before ``stop`` exist."""
+    """Attend to the keys at positions begin .. end - 1, of which those before ``stop`` exist.
+
+    Args:
+        of_queries: what one is in each of them, or None: one.
+    """
     dim = tl.arange(0, DIMS)
     for block in range(begin, end, KEYS):
         key_at = block + tl.arange(0, KEYS)
@@ -237,6 +246,8 @@ def _attend(
             k = tl.load(keys + at, mask=(dim < HEAD_DIM)[None, :], other=0.0)
         # Pages may be 8-bit.
         scores = tl.dot(queries, tl.trans(k.to(queries.dtype)), input_precision=PRECISION)
+        if of_queries is not None:
+            scores *= of_queries[:, None]
         factor = scale * LOG2_E
         if HAS_SOFTCAP:
             # tanh(x) = 1 - 2 / (1 + exp(2 x))

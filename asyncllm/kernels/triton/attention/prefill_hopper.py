@@ -229,7 +229,7 @@ def _consume(half: gl.constexpr, queries, results, shared, work, layer: gl.const
     if (item < work.items) & (blocks.first <= blocks.last):
         load_queries(half, queries, shared.q.index(half), tile, pair % layer.kv_heads, layer)
         await_queries()
-        unit = _unit(queries, shared.q.index(half), pair % layer.kv_heads)
+        units = _units(queries, shared.q.index(half), pair % layer.kv_heads)
         mbarrier.wait(shared.barriers.index(K_FULL), 0)
         scores = score(shared.q.index(half), shared.k.index(0))
         scores = warpgroup_mma_wait(1, deps=(scores,))
@@ -247,7 +247,7 @@ def _consume(half: gl.constexpr, queries, results, shared, work, layer: gl.const
 
             blocks = blocks_of(tile, item % work.pieces, work.pieces, layer)
             sums, weights, total, peak, number = _attend(
-                half, scores, unit, mine, shared, number, tile, blocks, layer
+                half, scores, units, mine, shared, number, tile, blocks, layer
             )
 
             # While the last values are added, score the first block of the next item, or, without
@@ -255,7 +255,7 @@ def _consume(half: gl.constexpr, queries, results, shared, work, layer: gl.const
             stage = number % STAGES
             before = (number - 1) % STAGES
             await_queries()
-            unit = _unit(queries, next_mine, next_head)
+            units = _units(queries, next_mine, next_head)
             mbarrier.wait(shared.barriers.index(K_FULL + stage), (number // STAGES) & 1, pred=more)
             sums = warpgroup_mma(weights, shared.v.index(before), sums, is_async=True)
             scores = score(next_mine, shared.k.index(stage))
@@ -293,18 +293,18 @@ def _consume(half: gl.constexpr, queries, results, shared, work, layer: gl.const
 
 
 @gluon.jit
-def _unit(queries, copies, kv_head):
-    """What one is in the scores of a warpgroup's queries: [HALF], or None: one."""
-    unit = None
+def _units(queries, copies, kv_head):
+    """What one is in the scores of a warpgroup's queries, ([HALF],); nothing if it is one."""
+    units = ()
     if queries.scales is not None:
         unit = prepare_queries(copies, queries.start.dtype.element_ty)
-        unit = unit * gl.load(queries.scales + kv_head)
-    return unit
+        units = (unit * gl.load(queries.scales + kv_head),)  # type: ignore[assignment]
+    return units
 
 
 @gluon.jit
 def _attend(
-    half: gl.constexpr, scores, unit, mine, shared, number, tile, blocks, layer: gl.constexpr
+    half: gl.constexpr, scores, units, mine, shared, number, tile, blocks, layer: gl.constexpr
 ):
     """Attend to all blocks except for the values of the last one, whose weights are returned.
 
@@ -316,20 +316,20 @@ def _attend(
         tile.first + tile.shift + (half * HALF + gl.arange(0, HALF, layout=ROW)) // layer.group
     )
     weights, total, peak = first_block(
-        scores, unit, shared, number, query_at, blocks.last, tile.length, layer
+        scores, units, shared, number, query_at, blocks.last, tile.length, layer
     )
     sums = gl.zeros([HALF, layer.head_dim], gl.float32, layout=sums_layout(layer.head_dim))
     number += 1
     block = blocks.last - 1
     while block >= gl.maximum(blocks.hidden, blocks.first):
         sums, weights, total, peak = next_block(
-            sums, weights, total, peak, unit, mine, shared, number, query_at, block, True, layer
+            sums, weights, total, peak, units, mine, shared, number, query_at, block, True, layer
         )
         number += 1
         block -= 1
     while block >= blocks.first:
         sums, weights, total, peak = next_block(
-            sums, weights, total, peak, unit, mine, shared, number, query_at, block, False, layer
+            sums, weights, total, peak, units, mine, shared, number, query_at, block, False, layer
         )
         number += 1
         block -= 1

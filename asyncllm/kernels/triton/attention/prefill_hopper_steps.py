@@ -39,7 +39,7 @@ def score(queries, keys):
 
 
 @gluon.jit
-def first_block(scores, unit, shared, number, query_at, block, length, layer: gl.constexpr):
+def first_block(scores, units, shared, number, query_at, block, length, layer: gl.constexpr):
     """Weights of the first block, their sums and peaks; keys from ``length`` on do not exist."""
     LEFT: gl.constexpr = gl.DotOperandLayout(0, sums_layout(layer.head_dim), 2)
     stage = number % STAGES
@@ -47,7 +47,7 @@ def first_block(scores, unit, shared, number, query_at, block, length, layer: gl
     mbarrier.arrive(shared.barriers.index(K_FREE + stage), count=1)
     total = gl.zeros([HALF], gl.float32, layout=ROW)
     peak = gl.full([HALF], LOWEST, gl.float32, layout=ROW)
-    weights, total, peak, _ = _softmax(scores, unit, total, peak, query_at, block, True, layer)
+    weights, total, peak, _ = _softmax(scores, units, total, peak, query_at, block, True, layer)
     weights = gl.convert_layout(weights.to(shared.k.dtype), LEFT)
     mbarrier.wait(shared.barriers.index(V_FULL + stage), (number // STAGES) & 1)
     if (block + 1) * KEYS > length:
@@ -62,7 +62,7 @@ def first_block(scores, unit, shared, number, query_at, block, length, layer: gl
 
 @gluon.jit
 def next_block(
-    sums, weights, total, peak, unit, queries, shared, number, query_at, block,
+    sums, weights, total, peak, units, queries, shared, number, query_at, block,
     MASKED: gl.constexpr, layer: gl.constexpr,
 ):  # fmt: skip
     """Score a block, and add up the values of the previous one, whose weights are given."""
@@ -74,7 +74,7 @@ def next_block(
     sums = warpgroup_mma(weights, shared.v.index(before), sums, is_async=True)
     scores, sums = warpgroup_mma_wait(1, deps=(scores, sums))
     mbarrier.arrive(shared.barriers.index(K_FREE + stage), count=1)
-    new, total, peak, fade = _softmax(scores, unit, total, peak, query_at, block, MASKED, layer)
+    new, total, peak, fade = _softmax(scores, units, total, peak, query_at, block, MASKED, layer)
     # Waiting for V here, which is a loop, also keeps the assembler from moving the wait for sums
     # ahead of the softmax.
     mbarrier.wait(shared.barriers.index(V_FULL + stage), parity)
@@ -86,14 +86,16 @@ def next_block(
 
 
 @gluon.jit
-def _softmax(scores, unit, total, peak, query_at, block, MASKED: gl.constexpr, layer: gl.constexpr):
+def _softmax(
+    scores, units, total, peak, query_at, block, MASKED: gl.constexpr, layer: gl.constexpr
+):
     """Weights of a block, sum and peak so far, and the factor of earlier sums.
 
     Args:
-        unit: what one is in the scores of each query, or None: one.
+        units: what one is in the scores of each query, ([HALF],); nothing if it is one.
     """
-    if unit is not None:
-        scores = scores * unit[:, None]
+    if len(units) > 0:
+        scores = scores * units[0][:, None]
     factor: gl.constexpr = (layer.scale if layer.softcap == 0 else 1.0) * LOG2_E
     if layer.softcap > 0:
         # tanh(x) = 1 - 2 / (1 + exp(2 x))
