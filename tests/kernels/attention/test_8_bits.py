@@ -129,6 +129,8 @@ def test_prompts_attend_like_the_reference(case: Case, kind: str) -> None:
         Case(head_dim=128, window=100),
         Case(head_dim=128, softcap=3.0, page_size=32),
         Case(torch.float16, head_dim=128),
+        Case(head_dim=64, num_kv_heads=8, group=8),
+        Case(head_dim=64, window=100),
     ],
     ids=str,
 )

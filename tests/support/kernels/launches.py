@@ -378,6 +378,7 @@ def launch_fp8_hopper() -> None:
     by_row = fp8_matrix(HIDDEN, HIDDEN, blocked=False)
     linear(half(30, HIDDEN), by_row, half(HIDDEN))
     _attend_fp8(70, replace(SPEC, num_heads=32))
+    _attend_fp8(70, replace(SPEC, num_heads=64, head_dim=64))
 
 
 def _attend_fp8(rows: int, spec: AttentionSpec) -> None:
@@ -387,13 +388,13 @@ def _attend_fp8(rows: int, spec: AttentionSpec) -> None:
     from asyncllm.kernels.triton.qk_norm_rope import encode_heads
     from asyncllm.kernels.types import PrefillRows
 
-    keys, scales = pages().to(torch.float8_e4m3fn), torch.empty(2, SPEC.num_kv_heads)
+    keys, scales = pages(spec.head_dim).to(torch.float8_e4m3fn), torch.empty(2, SPEC.num_kv_heads)
     table = int32(rows + 1, 256), int32(rows), int32(rows)
     cache = DecodeRows(keys, keys, *table, scales)
     heads = half(rows, spec.projected_size)
-    decode_attention(half(rows, spec.num_heads, SPEC.head_dim), cache, spec)
-    decode_heads(heads, encoding(), int64(rows), int64(rows), cache, spec)
-    q = encode_heads(heads, spec, encoding(), int64(rows), keys, keys, int64(rows), scales)
+    decode_attention(half(rows, spec.num_heads, spec.head_dim), cache, spec)
+    decode_heads(heads, encoding(spec), int64(rows), int64(rows), cache, spec)
+    q = encode_heads(heads, spec, encoding(spec), int64(rows), keys, keys, int64(rows), scales)
     longer = PrefillRows(int32(3), int32(3), int32(4))
     prefill_attention(q, keys, keys, table[0], longer, spec, scales=scales)
 

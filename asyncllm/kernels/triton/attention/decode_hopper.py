@@ -71,11 +71,13 @@ PLAIN = gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=1, order=[1, 0])
 
 def supports(q: Tensor, rows: DecodeRows, spec: AttentionSpec) -> bool:
     """Whether the kernel can run this ``launch``, and is faster for this number of rows."""
+    keys = rows.keys
     return (
         len(q) * spec.num_kv_heads > FEW_PAIRS
-        and can_copy(rows.keys, spec, TILE.value)
-        and rows.keys.dtype in (q.dtype, torch.float8_e4m3fn)
+        and can_copy(keys, spec, TILE.value)
+        and keys.dtype in (q.dtype, torch.float8_e4m3fn)
         and q.itemsize == 2
+        and (keys.itemsize > 1 or spec.head_dim == 128)
         and spec.group <= MAX_GROUP
         and spec.window is None
         and spec.softcap is None
@@ -102,8 +104,7 @@ def launch(
     keys, values, block_table, slots, lengths, scales = rows
     group, page_size = spec.group, keys.shape[1]
     splits, chunk = pieces or choose_pieces(len(q), spec, max_length(rows))
-    words = (keys, values) if scales is None else (part.view(torch.int16) for part in rows[:2])
-    boxes = [describe(part, TILE.value) for part in words]
+    boxes = describe(keys, TILE.value), describe(values, TILE.value)
     args = (
         *(q, row_stride, head_stride, *heads.tensors, heads.sinks, keys, values, *boxes),
         *(block_table, slots, lengths, scales, out, *workspace_of(q.device, len(q), spec, splits)),

@@ -71,7 +71,7 @@ from asyncllm.kernels.triton.attention.prefill_hopper_steps import (
 )
 from asyncllm.kernels.triton.attention.prefill_tiles import KEYS, find_tiles
 from asyncllm.kernels.triton.launch import Launcher, Scratch
-from asyncllm.kernels.triton.page_copies import SHARED, can_copy, describe
+from asyncllm.kernels.triton.page_copies import SHARED, can_copy, describe, shared_layout
 from asyncllm.kernels.triton.waiting import max_waiting_programs
 from asyncllm.kernels.types import AttentionSpec, PrefillRows
 
@@ -109,8 +109,6 @@ def prefill_attention(
     room = max(max_waiting_programs(q.device) // spec.num_kv_heads, 1)
     tiles = find_tiles(rows, len(q), QUERIES.value // group, room)
     strides = (block_table.stride(0), q.stride(0), q.stride(1))
-    if scales is not None:  # two numbers are a word
-        keys, values = keys.view(torch.int16), values.view(torch.int16)
     k, v = describe(keys, KEYS.value), describe(values, KEYS.value)
     _launch(
         (programs, 1, 1),
@@ -177,10 +175,11 @@ def _prefill(
         mbarrier.init(shared.barriers.index(V_FREE + i), count=2)
     raw = shared
     if scales is not None:
+        RAW: gl.constexpr = [1, KEYS, HEAD_DIM // 2]
         raw = Shared(
             shared.q,
-            gl.allocate_shared_memory(gl.int16, [1, KEYS, HEAD_DIM // 2], SHARED),
-            gl.allocate_shared_memory(gl.int16, [1, KEYS, HEAD_DIM // 2], SHARED),
+            gl.allocate_shared_memory(gl.int16, RAW, shared_layout(HEAD_DIM // 2)),
+            gl.allocate_shared_memory(gl.int16, RAW, shared_layout(HEAD_DIM // 2)),
             gl.allocate_shared_memory(gl.int64, [4 * STAGES, 1], mbarrier.MBarrierLayout()),
         )
         for i in gl.static_range(4 * STAGES):
@@ -273,8 +272,8 @@ def _consume(half: gl.constexpr, queries, results, shared, work, layer: gl.const
             if blocks.pieces == 1:
                 # Lanes without a query may have a total of 0.
                 of_sums: gl.constexpr = gl.SliceLayout(1, sums.type.layout)
-                total = gl.convert_layout(gl.maximum(total, 1e-30), of_sums)
-                result = (sums / total[:, None]).to(results.out.dtype.element_ty)
+                divisor = gl.convert_layout(gl.maximum(total, 1e-30), of_sums)
+                result = (sums / divisor[:, None]).to(results.out.dtype.element_ty)
                 if queries.scales is not None:
                     result = in_vectors(result, mine)
                 else:

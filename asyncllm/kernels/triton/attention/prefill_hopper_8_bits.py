@@ -28,9 +28,14 @@ from asyncllm.kernels.triton.attention.prefill_hopper_parts import (
 )
 from asyncllm.kernels.triton.attention.prefill_tiles import KEYS
 
-#: Keys that are converted at a time, and their layout as words of two numbers.
+#: Keys that are converted at a time.
 ROWS = gl.constexpr(32)
-WORDS = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
+
+
+@gluon.constexpr_function
+def _words_layout(words):
+    """The layout of so many words of two numbers of each key."""
+    return gl.BlockedLayout([1, 8], [32 * 8 // words, words // 8], [4, 1], [1, 0])
 
 
 @gluon.jit
@@ -53,11 +58,12 @@ def convert(raw, shared, work, layer: gl.constexpr):
 @gluon.jit
 def _convert(raw, ring, raw_barriers, barriers, number, FULL: gl.constexpr, FREE: gl.constexpr):
     HEAD_DIM: gl.constexpr = ring.shape[2]
+    LAYOUT: gl.constexpr = _words_layout(HEAD_DIM // 2)
     stage = number % STAGES
     mbarrier.wait(raw_barriers.index(FULL), number & 1)
     mbarrier.wait(barriers.index(FREE + stage), (number // STAGES + 1) & 1)
     for part in gl.static_range(KEYS // ROWS):
-        words = raw.index(0).slice(part * ROWS, ROWS).load(WORDS)
+        words = raw.index(0).slice(part * ROWS, ROWS).load(LAYOUT)
         even, odd = halves(words, IN_ORDER)
         even = gl.reshape(even, [ROWS, HEAD_DIM // 4, 2])
         odd = gl.reshape(odd, [ROWS, HEAD_DIM // 4, 2])
