@@ -40,6 +40,7 @@ HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16
 E4M3 = torch.float8_e4m3fn
 #: Powers of two and others; some clip most numbers, or make nearly all of them subnormal.
 SCALES = {"one": (1.0, 1.0), "measured": (2**-5, 2**-6), "odd": (0.037, 0.0113)}
+#: Of rows, so that there are more than ``decode`` is as fast for.
 ROW_LENGTHS = (0, 1, 2, 16, 17, 63, 64, 65, 66, 0, 127, 128, 129, 130, 500, 1000, 1337, 640, 641)
 ADVERSARIAL = {"clipped": (2**-9, 2**-10), "tiny": (40.0, 25.0), "far": (3e-4, 60.0)}
 
@@ -190,12 +191,16 @@ def test_numbers_are_rounded_as_torch_rounds_them(dtype: torch.dtype) -> None:
 @on_hopper
 @pytest.mark.parametrize("kind", [*SCALES, *ADVERSARIAL])
 @pytest.mark.parametrize("cut", [(1, 4096), (8, 128)])
-@pytest.mark.parametrize("heads", [(32, 8), (8, 8), (10, 2), (64, 4)], ids=str)
+@pytest.mark.parametrize(
+    "heads",
+    [(32, 8, 128), (8, 8, 128), (10, 2, 128), (64, 4, 128), (64, 8, 64), (32, 8, 64), (6, 2, 64)],
+    ids=str,
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_kernel_for_hopper_decodes_like_the_reference(
-    dtype: torch.dtype, heads: tuple[int, int], cut: tuple[int, int], kind: str
+    dtype: torch.dtype, heads: tuple[int, int, int], cut: tuple[int, int], kind: str
 ) -> None:
-    spec = make_spec(*heads, 128)
+    spec = make_spec(*heads)
     cache = make_cache(spec, dtype, row_lengths=ROW_LENGTHS)
     cache = in_8_bits(cache, make_scales(spec.num_kv_heads, kind))
     q, sinks = make_queries(spec, dtype, len(ROW_LENGTHS)), make_sinks(spec, dtype)
@@ -211,14 +216,17 @@ def test_the_kernel_for_hopper_decodes_like_the_reference(
 @on_hopper
 @pytest.mark.parametrize("kind", [*SCALES, *ADVERSARIAL])
 @pytest.mark.parametrize("heads", KINDS)
-def test_the_kernel_for_hopper_encodes_what_it_reads(heads: str, kind: str) -> None:
-    spec = make_spec(32, 8, 128)
+@pytest.mark.parametrize("sizes", [(32, 8, 128), (64, 8, 64)], ids=str)
+def test_the_kernel_for_hopper_encodes_what_it_reads(
+    sizes: tuple[int, int, int], heads: str, kind: str
+) -> None:
+    spec = make_spec(*sizes)
     scales = make_scales(spec.num_kv_heads, kind)
     cache = in_8_bits(make_cache(spec, HALF, new=1, row_lengths=ROW_LENGTHS), scales)
     newest = make_newest(spec, HALF, cache, heads)
     qkv, encoding, positions, written = newest
     copy = cache._replace(keys=cache.keys.clone(), values=cache.values.clone())
-    assert heads == "values" or decode_hopper.supports(qkv, cache, spec)
+    assert decode_hopper.supports(qkv, cache, spec)
     q = encode_heads(qkv.clone(), spec, encoding, positions, *copy[:2], written, scales)
     out = decode_heads(*newest, cache, spec)
     # A sum of squares in another order may round a key to the next e4m3 number.

@@ -301,8 +301,7 @@ def decode_heads(
     weights, constants = encoding_of(encoding)
     tensors = (*weights, positions, slot_mapping)
     heads = Heads(True, tensors, constants, encoding.sinks, encoding.normalizes_values)
-    # The kernel for Hopper encodes the commonest layers only.
-    plain = kv_kinds(spec) == 2 and spec.pair_distance is None and not encoding.normalizes_values
+    plain = decode_hopper.encodes(encoding, rows.keys, spec)
     if cut is None and fused is not False and plain and decode_hopper.supports(qkv, rows, spec):
         decode_hopper.launch(qkv, qkv.stride(0), spec.head_dim, heads, rows, spec, out)
         return out

@@ -18,6 +18,8 @@ value are rows of one tile, each in a few threads. That saves up to 2.4 us of a 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from triton.experimental import gluon
@@ -29,6 +31,7 @@ from asyncllm.kernels.triton.attention.decode_hopper_8_bits import (
     attend_8_bits,
     begin_8_bits,
     joined,
+    scales_of,
 )
 from asyncllm.kernels.triton.attention.decode_hopper_parts import (
     TILE,
@@ -58,7 +61,8 @@ from asyncllm.kernels.triton.attention.decode_launch import (
 )
 from asyncllm.kernels.triton.launch import Launcher, next_power_of_2
 from asyncllm.kernels.triton.page_copies import SHARED, can_copy, describe
-from asyncllm.kernels.types import AttentionSpec, DecodeRows
+from asyncllm.kernels.triton.qk_norm_rope import kv_kinds
+from asyncllm.kernels.types import AttentionSpec, DecodeRows, HeadEncoding
 
 MAX_GROUP = 16
 #: Up to this many rows times K/V heads, ``decode`` is as fast.
@@ -69,16 +73,31 @@ ONE_WAVE = 264
 PLAIN = gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=1, order=[1, 0])
 
 
+def fold_of(keys: Tensor, spec: AttentionSpec) -> int:
+    """How many heads of K and V are taken as one: those of 64 bytes would be half a product."""
+    return 2 if keys.itemsize * spec.head_dim == 64 else 1
+
+
+def encodes(encoding: HeadEncoding, keys: Tensor, spec: AttentionSpec) -> bool:
+    """Whether the kernel encodes such heads: those of the commonest layers."""
+    return (
+        kv_kinds(spec) == 2
+        and spec.pair_distance is None
+        and not encoding.normalizes_values
+        and (encoding.q_norm is None or fold_of(keys, spec) == 1)
+    )
+
+
 def supports(q: Tensor, rows: DecodeRows, spec: AttentionSpec) -> bool:
     """Whether the kernel can run this ``launch``, and is faster for this number of rows."""
-    keys = rows.keys
+    keys, fold = rows.keys, fold_of(rows.keys, spec)
     return (
         len(q) * spec.num_kv_heads > FEW_PAIRS
         and can_copy(keys, spec, TILE.value)
         and keys.dtype in (q.dtype, torch.float8_e4m3fn)
         and q.itemsize == 2
-        and (keys.itemsize > 1 or spec.head_dim == 128)
-        and spec.group <= MAX_GROUP
+        and spec.num_kv_heads % fold == 0
+        and spec.group * fold <= MAX_GROUP
         and spec.window is None
         and spec.softcap is None
     )
@@ -102,7 +121,10 @@ def launch(
             measured best.
     """
     keys, values, block_table, slots, lengths, scales = rows
-    group, page_size = spec.group, keys.shape[1]
+    fold, page_size = fold_of(keys, spec), keys.shape[1]
+    spec = replace(spec, num_kv_heads=spec.num_kv_heads // fold, head_dim=spec.head_dim * fold)
+    keys, values = (part.view(*part.shape[:2], -1, spec.head_dim) for part in (keys, values))
+    group = spec.group
     splits, chunk = pieces or choose_pieces(len(q), spec, max_length(rows))
     boxes = describe(keys, TILE.value), describe(values, TILE.value)
     args = (
@@ -113,11 +135,12 @@ def launch(
     columns, lanes = (max(next_power_of_2(n), 8) for n in (group, group + 2))
     run, stages = _launch, 3 if columns == 8 else 2  # two programs fit on a multiprocessor
     if scales is not None:
-        many = len(q) * spec.num_kv_heads > ONE_WAVE
-        run, stages = (_launch_three, 4) if many and columns == 8 else (_launch, 6)
+        stages = 6 if columns == 8 else 5
+        if columns == 8 and len(q) * spec.num_kv_heads > ONE_WAVE:
+            run, stages = _launch_three, 4 if lanes == 8 else 3
     constants = (
         *(spec.scale, page_size, spec.num_kv_heads, group, spec.head_dim, columns, lanes, stages),
-        *(heads.encodes, *heads.constants, overlaps_previous),
+        *(heads.encodes, *heads.constants, fold, overlaps_previous),
     )
     run((spec.num_kv_heads, splits, len(q) + overlaps_previous), args, constants, num_warps=4)
 
@@ -180,11 +203,13 @@ def _decode_hopper(
     ROTARY: gl.constexpr,
     EPS: gl.constexpr,
     OFFSET: gl.constexpr,
+    FOLD: gl.constexpr,
     OVERLAPS: gl.constexpr,
     PDL: gl.constexpr,
 ):
     layer: gl.constexpr = Layer(
-        SCALE, PAGE_SIZE, KV_HEADS, GROUP, HEAD_DIM, COLUMNS, LANES, STAGES, ROTARY, EPS, OFFSET
+        *(SCALE, PAGE_SIZE, KV_HEADS, GROUP, HEAD_DIM, COLUMNS, LANES, STAGES),
+        *(ROTARY, EPS, OFFSET, FOLD),
     )
     if OVERLAPS and gl.program_id(2) == gl.num_programs(2) - 1:
         # The extra row waits, so that kernels after this one also wait for the previous kernel.
@@ -258,14 +283,15 @@ def _consume(
             sums, totals, peak = attend(sums, totals, peak, shared, piece, number, layer)
         sums = gl.convert_layout(gl.permute(sums, (1, 0)), LAYOUT)
     else:
-        k_scale = gl.load(memory.scales + piece.kv_head)
-        v_scale = gl.load(memory.scales + layer.kv_heads + piece.kv_head)
+        k_scale = scales_of(memory.scales, piece.kv_head, layer)
+        of_values = memory.scales + layer.kv_heads * layer.fold
+        v_scale = scales_of(of_values, piece.kv_head, layer)
         low, high, totals, peak, factor = begin_8_bits(heads, k_scale, piece, shared, layer)
         for number in range(tiles_of(piece)):
             low, high, totals, peak = attend_8_bits(
                 low, high, totals, peak, factor, shared, piece, number, layer
             )
-        sums = gl.convert_layout(joined(low, high, layer), LAYOUT) * v_scale
+        sums = gl.convert_layout(joined(low, high, layer), LAYOUT) * v_scale[:, None]
     total = gl.convert_layout(gl.sum(totals, 0), gl.SliceLayout(1, LAYOUT))
     peak = gl.convert_layout(peak, gl.SliceLayout(1, LAYOUT))
     if memory.sinks is not None:

@@ -53,6 +53,14 @@ def halves(words, ASM: gl.constexpr):
 
 
 @gluon.jit
+def scales_of(scales, kv_head, layer: gl.constexpr):
+    """Those of keys or of values, for each column."""
+    lane = gl.arange(0, layer.columns, layout=gl.SliceLayout(1, heads_layout(layer.head_dim)))
+    head = gl.minimum(lane, layer.group - 1) // (layer.group // layer.fold)
+    return gl.load(scales + kv_head * layer.fold + head)
+
+
+@gluon.jit
 def begin_8_bits(heads, k_scale, piece, shared, layer: gl.constexpr):
     """``begin``, with sums of even and of odd dimensions, before they are scaled.
 
@@ -76,8 +84,8 @@ def begin_8_bits(heads, k_scale, piece, shared, layer: gl.constexpr):
     shared.q.index(0).store(gl.reshape(even, [layer.columns, WORDS]))
     shared.q.index(1).store(gl.reshape(odd, [layer.columns, WORDS]))
     exists = piece.newest >= 0
-    scores = gl.convert_layout(gl.sum(queries * key, 1), COLUMN) * scale
-    factor = gl.convert_layout(unit, COLUMN) * scale
+    scores = gl.convert_layout(gl.sum(queries * key, 1) * scale, COLUMN)
+    factor = gl.convert_layout(unit * scale, COLUMN)
     lowest = gl.full([layer.columns], LOWEST, gl.float32, layout=COLUMN)
     peak = gl.where(exists, scores, lowest)
     none = gl.zeros([WORDS, layer.columns], gl.float32, layout=PRODUCTS)

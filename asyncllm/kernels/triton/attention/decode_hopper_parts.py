@@ -30,6 +30,8 @@ class Layer(NamedTuple):
         stages: tiles in shared memory. Of two programs on a multiprocessor, one loads tokens while
             the other begins or ends.
         rotary, eps, offset: of the encoding, if the heads are not yet encoded.
+        fold: heads of K and V that are taken as one, of ``head_dim / fold`` elements each; a query
+            is 0 in the elements of the other heads. The sizes above are after that.
     """
 
     scale: Any
@@ -43,6 +45,7 @@ class Layer(NamedTuple):
     rotary: Any
     eps: Any
     offset: Any
+    fold: Any
 
 
 class Shared(NamedTuple):
@@ -185,13 +188,31 @@ def _dims(layer: gl.constexpr):
 
 
 @gluon.jit
+def within_head(dim, layer: gl.constexpr):
+    """Elements of one of several heads that are taken as one."""
+    if layer.fold > 1:
+        dim = dim % (layer.head_dim // layer.fold)
+    return dim
+
+
+@gluon.jit
+def is_own(lane, dim, layer: gl.constexpr):
+    """Whether elements belong to the head of K and V that a query sees; [lanes, head_dim]."""
+    every = (lane >= 0)[:, None] & (dim >= 0)[None, :]
+    if layer.fold > 1:
+        of_lane = lane // (layer.group // layer.fold)
+        every = of_lane[:, None] == (dim // (layer.head_dim // layer.fold))[None, :]
+    return every
+
+
+@gluon.jit
 def load_turns(rope, position, layer: gl.constexpr):
     """Load early the cosines and sines of each element of a head, [head_dim].
 
     The sine is negative where the partner is subtracted.
     """
     HALF: gl.constexpr = layer.rotary // 2
-    dim = _dims(layer)
+    dim = within_head(_dims(layer), layer)
     angle = rope + position * layer.rotary + gl.where(dim < HALF, dim, dim - HALF)
     turns = dim < layer.rotary
     cos = gl.load(angle, mask=turns, other=1.0)
@@ -212,7 +233,8 @@ def load_heads(memory, piece, turns, layer: gl.constexpr, ENCODES: gl.constexpr)
     is_query = lane < layer.group
     is_key = lane == layer.group
     is_new = (lane >= layer.group) & (lane < layer.group + 2) & (piece.newest >= 0)
-    exists = is_query | is_new
+    of_new = is_new[:, None] & (dim >= 0)[None, :]
+    of_query = is_query[:, None] & is_own(lane, dim, layer)
     row = memory.q + piece.row * memory.q_row_stride
     cell = (memory.place * layer.kv_heads + piece.kv_head) * layer.head_dim
     page = gl.where(is_key, memory.k + cell, memory.v + cell)
@@ -220,51 +242,62 @@ def load_heads(memory, piece, turns, layer: gl.constexpr, ENCODES: gl.constexpr)
     cells = page[:, None] + dim[None, :]
     if ENCODES:
         # A row has all queries, then all keys, then all values.
-        number = gl.where(is_query, query, lane * layer.kv_heads + piece.kv_head)
-        heads = _encode(row + number * memory.q_head_stride, exists, memory, turns, layer)
-        mask = (is_new & (memory.place >= 0))[:, None] & (dim >= 0)[None, :]
+        after: gl.constexpr = layer.group * layer.kv_heads
+        new = after + ((lane - layer.group) * layer.kv_heads + piece.kv_head) * layer.fold
+        number = gl.where(is_query, query, new)
+        inside = of_query | of_new
+        heads = _encode(row + number * memory.q_head_stride, inside, memory, turns, layer)
+        mask = of_new & (memory.place >= 0)
         if memory.scales is not None:
-            scale = memory.scales + gl.where(is_key, 0, layer.kv_heads) + piece.kv_head
-            kept = in_8_bits(heads, gl.load(scale)[:, None])
+            scale = gl.where(is_key, 0, layer.kv_heads * layer.fold) + piece.kv_head * layer.fold
+            scale = memory.scales + scale[:, None]
+            if layer.fold > 1:
+                scale += (dim // (layer.head_dim // layer.fold))[None, :]
+            kept = in_8_bits(heads, gl.load(scale))
             gl.store(cells, kept, mask=mask)
             heads = gl.where(is_query[:, None], heads, kept.to(heads.dtype))
         else:
             gl.store(cells, heads, mask=mask)
     elif memory.scales is not None:
-        at = row + query * memory.q_head_stride
-        mask = is_query[:, None] & (dim >= 0)[None, :]
-        heads = gl.load(at[:, None] + dim[None, :], mask=mask, other=0.0)
-        kept = gl.load(cells, mask=is_new[:, None] & (dim >= 0)[None, :], other=0.0)
+        at = (row + query * memory.q_head_stride)[:, None] + within_head(dim, layer)[None, :]
+        heads = gl.load(at, mask=of_query, other=0.0)
+        kept = gl.load(cells, mask=of_new, other=0.0)
         heads = gl.where(is_query[:, None], heads, kept.to(heads.dtype))
     else:
         at = gl.where(is_query, row + query * memory.q_head_stride, page)
-        mask = exists[:, None] & (dim >= 0)[None, :]
-        heads = gl.load(at[:, None] + dim[None, :], mask=mask, other=0.0)
+        heads = gl.load(at[:, None] + dim[None, :], mask=of_query | of_new, other=0.0)
     return heads
 
 
 @gluon.jit
-def _encode(heads, exists, memory, turns, layer: gl.constexpr):
+def _encode(heads, inside, memory, turns, layer: gl.constexpr):
     """Load heads of a group, and normalise and rotate all but the value; [lanes, head_dim].
 
     The rotary partner of each element is loaded as well, not exchanged between threads.
 
     Args:
         heads: addresses, [lanes].
-        exists: mask of heads, [lanes].
+        inside: mask of elements, [lanes, head_dim].
         turns: of ``load_turns``, or None.
     """
     LAYOUT: gl.constexpr = heads_layout(layer.head_dim)
     lane = gl.arange(0, layer.lanes, layout=gl.SliceLayout(1, LAYOUT))
     dim = _dims(layer)
-    partner = partners(dim, layer.rotary, layer.rotary // 2)
-    mask = exists[:, None] & (dim >= 0)[None, :]
-    plain = gl.load(heads[:, None] + dim[None, :], mask=mask, other=0.0)
+    partner = partners(within_head(dim, layer), layer.rotary, layer.rotary // 2)
+    # A query has one head, a key or value as many as are taken as one.
+    at = heads[:, None] + dim[None, :]
+    partner_at = heads[:, None] + partner[None, :]
+    if layer.fold > 1:
+        of_query = (lane < layer.group)[:, None]
+        before = (dim - within_head(dim, layer))[None, :]
+        at -= gl.where(of_query, before, 0)
+        partner_at += gl.where(of_query, 0, before)
+    plain = gl.load(at, mask=inside, other=0.0)
     dtype: gl.constexpr = plain.dtype
     x = plain.to(gl.float32)
     y = x
     if turns is not None:
-        y = gl.load(heads[:, None] + partner[None, :], mask=mask, other=0.0).to(gl.float32)
+        y = gl.load(partner_at, mask=inside, other=0.0).to(gl.float32)
     if memory.q_weight is not None:
         weight = gl.where(lane < layer.group, memory.q_weight, memory.k_weight)[:, None]
         scale = gl.rsqrt(gl.sum(x * x, 1) / layer.head_dim + layer.eps)[:, None]

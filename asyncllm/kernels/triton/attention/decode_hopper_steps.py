@@ -20,7 +20,9 @@ from asyncllm.kernels.triton.attention.decode_hopper_parts import (
     V_FULL,
     barrier,
     heads_layout,
+    is_own,
     products_layout,
+    within_head,
 )
 from asyncllm.kernels.triton.attention.decode_pieces import LOG2_E, LOWEST
 
@@ -126,12 +128,12 @@ def take_sinks(sums, total, peak, memory, piece, layer: gl.constexpr):
 def finish(sums, total, peak, memory, piece, layer: gl.constexpr):
     """Store the result of a row's only piece; of several, the last to arrive adds them up."""
     LAYOUT: gl.constexpr = heads_layout(layer.head_dim)
-    SIZE: gl.constexpr = layer.group * layer.head_dim
+    SIZE: gl.constexpr = layer.group * layer.head_dim // layer.fold
     head = gl.arange(0, layer.columns, layout=gl.SliceLayout(1, LAYOUT))
     dim = gl.arange(0, layer.head_dim, layout=gl.SliceLayout(0, LAYOUT))
-    at = head[:, None] * layer.head_dim + dim[None, :]
+    at = head[:, None] * (layer.head_dim // layer.fold) + within_head(dim, layer)[None, :]
     exists = head < layer.group
-    inside = exists[:, None] & (dim >= 0)[None, :]
+    inside = exists[:, None] & is_own(head, dim, layer)
     pair = piece.row * layer.kv_heads + piece.kv_head
     out = memory.out + pair * SIZE + at
     if piece.pieces > 1:
@@ -162,7 +164,7 @@ def _add_up(partial, stats, pieces, inside, exists, layer: gl.constexpr):
     peak = gl.full([layer.columns], LOWEST, gl.float32, layout=LANE)
     for number in range(pieces):
         stat = stats + number * (2 * layer.group)
-        at = partial + number * (layer.group * layer.head_dim)
+        at = partial + number * (layer.group * layer.head_dim // layer.fold)
         its_peak = gl.load(stat, mask=exists, other=LOWEST, cache_modifier=".cg")
         its_total = gl.load(stat + layer.group, mask=exists, other=0.0, cache_modifier=".cg")
         part = gl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
