@@ -59,6 +59,7 @@ from asyncllm.executor.step.padded_steps import (
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.executor.step.state_pool import StatePool
 from asyncllm.executor.worker import Worker
+from asyncllm.kernels.gpu import gpu_of
 from asyncllm.kernels.support import obstacle, say_what_runs
 from asyncllm.models.base import CausalLM
 from asyncllm.models.loading.loader import load_model
@@ -150,7 +151,8 @@ def _build(
     ranks_here: int,
 ) -> Worker:
     dtype, on_device = compute_dtype(config, device), device.torch_device
-    of_cache = cache_dtype(config, dtype, device)
+    gpu = gpu_of(on_device) if on_device.type == "cuda" else None
+    of_cache = cache_dtype(config, dtype, gpu)
     attention, kernels = chosen_attention(config), chosen_kernels(config)
     if config.deterministic:
         check_deterministic(spec, on_device)

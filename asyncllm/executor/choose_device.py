@@ -11,7 +11,7 @@ from asyncllm.config import EngineConfig
 from asyncllm.errors import ModelError
 from asyncllm.executor.device import CpuDevice, CudaDevice, Device
 from asyncllm.kernels.choice import FASTEST, ORDERED, Kernels
-from asyncllm.kernels.gpu import gpu_of
+from asyncllm.kernels.gpu import Gpu, gpu_of
 from asyncllm.kernels.support import obstacle
 from asyncllm.models.spec import ModelSpec
 
@@ -55,22 +55,23 @@ def _cpu_threads(config: EngineConfig, size: int) -> int | None:
     return max(torch.get_num_threads() // size, 1)
 
 
-def cache_dtype(config: EngineConfig, dtype: torch.dtype, device: Device) -> torch.dtype:
+def cache_dtype(config: EngineConfig, dtype: torch.dtype, gpu: Gpu | None) -> torch.dtype:
     """The dtype of the KV cache of a model that computes in ``dtype``.
+
+    Args:
+        gpu: None on a CPU.
 
     Raises:
         ModelError: the GPU has no 8-bit floating-point numbers.
     """
     if not config.has_fp8_cache:
         return dtype
-    if device.torch_device.type == "cuda":
-        gpu = gpu_of(device.torch_device)
-        if not gpu.has_fp8:
-            raise ModelError(
-                f"kv_cache_dtype {config.kv_cache_dtype} needs a GPU of compute capability 8.9, "
-                f"and this is a {gpu}",
-                param="kv_cache_dtype",
-            )
+    if gpu is not None and not gpu.has_fp8:
+        raise ModelError(
+            f"kv_cache_dtype {config.kv_cache_dtype} needs a GPU of compute capability 8.9 or "
+            f"newer, and this is a {gpu}",
+            param="kv_cache_dtype",
+        )
     return torch.float8_e4m3fn
 
 

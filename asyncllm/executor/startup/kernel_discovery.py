@@ -15,7 +15,7 @@ from torch import Tensor
 
 from asyncllm.attention.choose import own_backend, warm_up
 from asyncllm.config import EngineConfig
-from asyncllm.executor.choose_device import chosen_attention, chosen_kernels
+from asyncllm.executor.choose_device import cache_dtype, chosen_attention, chosen_kernels
 from asyncllm.executor.device import CpuDevice
 from asyncllm.executor.memory.kv_pool import KVPool
 from asyncllm.executor.memory.limits import step_tokens, wanted_length
@@ -73,7 +73,7 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
     whole = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks, kernels=kernels)
     most_captured = min(step_tokens(config, "cuda"), captured_tokens(whole))
     model = first_layers(whole)
-    of_cache = torch.float8_e4m3fn if config.has_fp8_cache else dtype
+    of_cache = cache_dtype(config, dtype, gpu_of(meta))
     pool = KVPool(model.attention_specs, 1, page_size, of_cache, meta)
     backend = own_backend(chosen_attention(config))(pool, device.upload)
     # First, as prompt attention takes longest to compile: what follows has torch import its

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from asyncllm.attention.choose import own_backend
 from asyncllm.config import EngineConfig
-from asyncllm.executor.choose_device import chosen_attention, chosen_kernels
+from asyncllm.executor.choose_device import cache_dtype, chosen_attention, chosen_kernels
 from asyncllm.executor.memory.kv_pool import KVPool
 from asyncllm.executor.memory.limits import step_tokens, wanted_length
 from asyncllm.executor.memory.profile import StepMemory, StepSize, captured_step, largest_steps
@@ -64,7 +64,7 @@ def _step_memory(folder: Path, config: EngineConfig, dtype: torch.dtype, gpu: Gp
     whole = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks, kernels=kernels)
     captured = min(step_tokens(config, "cuda"), captured_tokens(whole))
     model = first_layers(whole)
-    of_cache = torch.float8_e4m3fn if config.has_fp8_cache else dtype
+    of_cache = cache_dtype(config, dtype, gpu)
     pool = KVPool(model.attention_specs, 1, page_size, of_cache, meta)
     size = StepSize(max_rows, step_tokens(config, "cuda"), length, captured, page_size)
     with _Allocations() as allocations:

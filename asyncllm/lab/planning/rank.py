@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from asyncllm.config import EngineConfig
+from asyncllm.executor.choose_device import cache_dtype
 from asyncllm.executor.memory.limits import step_tokens, wanted_length
 from asyncllm.executor.sim.shape import (
     KERNELS_OF_EXPERTS,
@@ -67,7 +68,7 @@ def rank_model(config: EngineConfig, spec: ModelSpec, gpu: Gpu) -> RankModel:
 
     Raises:
         ModelError: the model cannot be divided among so many ranks, or has fewer positions than
-            ``max_model_len``.
+            ``max_model_len``; or the GPU cannot have such a KV cache.
     """
     dtype, length = torch_dtype(config, gpu), wanted_length(config, spec)
     ranks = Apart(0, config.tp)
@@ -83,7 +84,7 @@ def rank_model(config: EngineConfig, spec: ModelSpec, gpu: Gpu) -> RankModel:
     embeddings = sum(isinstance(module, SharedEmbedding) for module in model.modules())
     return RankModel(
         spec=spec,
-        work=work_of(model, spec, dtype.itemsize, 1 if config.has_fp8_cache else None),
+        work=work_of(model, spec, dtype.itemsize, cache_dtype(config, dtype, gpu).itemsize),
         weight_bytes=sum(parameter.nbytes for parameter in model.parameters()),
         padded_bytes=int(sum(_padded_bytes(m) for m in model.modules() if isinstance(m, Experts))),
         table_bytes=sum(table.nbytes for table in model.buffers()),

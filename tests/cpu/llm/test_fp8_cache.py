@@ -19,7 +19,6 @@ from asyncllm import AsyncLLM, Completion, SamplingParams, demo
 from asyncllm.__main__ import main
 from asyncllm.config import EngineConfig
 from asyncllm.errors import BadRequest, ModelError
-from asyncllm.executor import choose_device
 from asyncllm.executor.build import build_worker
 from asyncllm.executor.choose_device import cache_dtype
 from asyncllm.executor.device import CpuDevice
@@ -210,13 +209,12 @@ def test_other_types_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'fp8_e5m2' is not one of auto, fp8, fp8_e4m3" in capsys.readouterr().err
 
 
-def test_a_gpu_without_8_bits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    config, device = EngineConfig(kv_cache_dtype="fp8"), CpuDevice()
-    assert cache_dtype(config, torch.float32, device) == torch.float8_e4m3fn
-    device.torch_device = torch.device("cuda", 0)
-    monkeypatch.setattr(choose_device, "gpu_of", lambda _: Gpu((8, 6), "A10", 72))
+def test_a_gpu_without_8_bits_is_refused() -> None:
+    config = EngineConfig(kv_cache_dtype="fp8")
+    for gpu in (None, Gpu((8, 9), "L4", 58)):
+        assert cache_dtype(config, torch.bfloat16, gpu) == torch.float8_e4m3fn
     with pytest.raises(ModelError, match="capability 8") as refused:
-        cache_dtype(config, torch.bfloat16, device)
+        cache_dtype(config, torch.bfloat16, Gpu((8, 6), "A10", 72))
     assert refused.value.param == "kv_cache_dtype"
 
 

@@ -52,6 +52,16 @@ def test_ranks_share_everything(tmp_path: Path) -> None:
     assert sixteenth == whole.work.kv_bytes // 8, "two ranks have the same"
 
 
+def test_an_8_bit_cache(tmp_path: Path) -> None:
+    whole, config = rank_of(tmp_path, QWEN3_8B), EngineConfig(kv_cache_dtype="fp8")
+    spec = read_spec(config_folder(tmp_path, QWEN3_8B))
+    found = rank_model(config, spec, GPUS["h200"].for_kernels)
+    assert 2 * found.work.kv_bytes == whole.work.kv_bytes
+    assert found.work.weight_bytes == whole.work.weight_bytes
+    with pytest.raises(ModelError, match="needs a GPU of compute capability"):
+        rank_model(config, spec, GPUS["a100-80"].for_kernels)
+
+
 def test_experts(tmp_path: Path) -> None:
     rank = rank_of(tmp_path, QWEN3_30B_A3B, tp=4)
     assert rank.work.token_expert_bytes == rank.work.expert_bytes * 8 / 128
