@@ -145,16 +145,19 @@ class OrderedBackend(PagedBackend):
         """See ``AttentionBackend.forward``."""
         plan: PagedPlan = batch.plan
         keys, values = self._kv.layer(spec.kv_layer)
+        scales = self._kv.scales(spec.kv_layer)
         table, decodes, extends = plan.block_table, plan.decodes, plan.extends
-        q = encode_heads(qkv, spec, encoding, batch.positions, keys, values, batch.slot_mapping)
+        pages = keys, values, batch.slot_mapping, scales
+        q = encode_heads(qkv, spec, encoding, batch.positions, *pages)
         out = None
         if extends is not None:
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
             args = q, keys, values, table, extends, spec
-            ordered_prefill_attention(*args, sinks=encoding.sinks, out=out)
+            ordered_prefill_attention(*args, scales=scales, sinks=encoding.sinks, out=out)
         if decodes is not None:
             count = min(len(decodes.slots), len(q))
-            rows = DecodeRows(keys, values, table, decodes.slots[:count], decodes.lengths[:count])
+            slots, lengths = decodes.slots[:count], decodes.lengths[:count]
+            rows = DecodeRows(keys, values, table, slots, lengths, scales)
             part = None if out is None else out[:count]
             done = ordered_decode_attention(q[:count], rows, spec, sinks=encoding.sinks, out=part)
             out = done if out is None else out
@@ -167,7 +170,9 @@ class OrderedBackend(PagedBackend):
         """See ``LogitRowsBackend``."""
         assert batch.logit_rows is not None
         keys, values = self._kv.layer(spec.kv_layer)
-        rows = DecodeRows(keys, values, batch.plan.block_table, *batch.logit_rows)
-        q = encode_heads(qkv, spec, encoding, batch.positions, keys, values, batch.slot_mapping)
+        scales = self._kv.scales(spec.kv_layer)
+        rows = DecodeRows(keys, values, batch.plan.block_table, *batch.logit_rows, scales)
+        pages = keys, values, batch.slot_mapping, scales
+        q = encode_heads(qkv, spec, encoding, batch.positions, *pages)
         q = batch.sampling(q)
         return ordered_decode_attention(q, rows, spec, sinks=encoding.sinks).flatten(1)

@@ -178,12 +178,13 @@ def ordered_prefill_attention(
     rows: PrefillRows,
     spec: AttentionSpec,
     *,
+    scales: Tensor | None = None,
     sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """``prefill_attention``, of which each token has the same bits in any row, and alone."""
     args = q, keys, values, block_table, rows, spec
-    return prefill_attention.reference(*args, sinks=sinks, out=out)
+    return prefill_attention.reference(*args, scales=scales, sinks=sinks, out=out)
 
 
 @in_triton("attention.ordered")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from asyncllm.kernels import attention as in_torch
 from asyncllm.kernels.types import AttentionSpec, DecodeRows, PrefillRows
-from tests.support.kernels.device import DEVICE
+from tests.support.kernels.device import DEVICE, needs_fp8
 
 pytest.importorskip("triton")
 
@@ -32,7 +32,7 @@ PAGE_SIZE = 16
 class Sequence:
     """Queries, and pages in shuffled order; what follows the last token is NaN."""
 
-    def __init__(self, length: int, spec: AttentionSpec, sinks: bool = False):
+    def __init__(self, length: int, spec: AttentionSpec, sinks: bool = False, fp8: bool = False):
         pages = -(-length // PAGE_SIZE) + 1
         self.length, self.spec = length, spec
         self.table = torch.randperm(2 * pages, device=DEVICE).to(torch.int32).view(2, pages)
@@ -45,6 +45,11 @@ class Sequence:
         for cache in (self.keys, self.values):
             cache.flatten(0, 1)[cells] = torch.randn(length, *shape[2:], device=DEVICE).to(HALF)
         self.q = torch.randn(length, spec.num_heads, spec.head_dim, device=DEVICE).to(HALF)
+        self.scales = None
+        if fp8:
+            self.scales = torch.rand(2, spec.num_kv_heads, device=DEVICE) / 50
+            self.keys = in_torch.to_pages(self.keys, self.scales[0])
+            self.values = in_torch.to_pages(self.values, self.scales[1])
         self.sinks = torch.randn(spec.num_heads, device=DEVICE).to(HALF) if sinks else None
 
     def chunk(self, start: int, end: int, reference: bool = False) -> Tensor:
@@ -55,28 +60,32 @@ class Sequence:
         attend = ordered_prefill_attention
         if reference:
             attend = in_torch.prefill_attention.reference
-        return attend(*args, sinks=self.sinks)
+        return attend(*args, scales=self.scales, sinks=self.sinks)
 
     def alone(self, positions: list[int]) -> Tensor:
         """As rows of one token."""
         at = torch.tensor(positions, device=DEVICE)
         slots = torch.ones(len(at), dtype=torch.int32, device=DEVICE)
-        rows = DecodeRows(self.keys, self.values, self.table, slots, (at + 1).to(torch.int32))
+        pages = self.keys, self.values, self.table
+        rows = DecodeRows(*pages, slots, (at + 1).to(torch.int32), self.scales)
         return ordered_decode_attention(self.q[at], rows, self.spec, sinks=self.sinks)
 
 
 @pytest.mark.parametrize(
-    ("spec", "sinks"),
+    ("spec", "sinks", "fp8"),
     [
-        pytest.param(PLAIN, False, id="plain"),
-        pytest.param(replace(PLAIN, num_heads=6, head_dim=40), True, id="sinks"),
-        pytest.param(replace(PLAIN, window=70), False, id="window"),
-        pytest.param(replace(PLAIN, softcap=5.0, num_kv_heads=4), False, id="softcap"),
+        pytest.param(PLAIN, False, False, id="plain"),
+        pytest.param(replace(PLAIN, num_heads=6, head_dim=40), True, False, id="sinks"),
+        pytest.param(replace(PLAIN, window=70), False, False, id="window"),
+        pytest.param(replace(PLAIN, softcap=5.0, num_kv_heads=4), False, False, id="softcap"),
+        pytest.param(PLAIN, True, True, id="8 bits", marks=needs_fp8),
     ],
 )
-def test_a_token_has_the_same_bits_in_any_chunk_and_alone(spec: AttentionSpec, sinks: bool) -> None:
+def test_a_token_has_the_same_bits_in_any_chunk_and_alone(
+    spec: AttentionSpec, sinks: bool, fp8: bool
+) -> None:
     torch.manual_seed(0)
-    sequence = Sequence(170, spec, sinks)
+    sequence = Sequence(170, spec, sinks, fp8)
     whole = sequence.chunk(0, 170)
     torch.testing.assert_close(
         whole.float(), sequence.chunk(0, 170, reference=True).float(), atol=4e-3, rtol=4e-3

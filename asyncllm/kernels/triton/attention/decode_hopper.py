@@ -27,12 +27,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language.extra.cuda import gdc_wait
 
-from asyncllm.kernels.triton.attention.decode_hopper_8_bits import (
-    attend_8_bits,
-    begin_8_bits,
-    joined,
-    scales_of,
-)
 from asyncllm.kernels.triton.attention.decode_hopper_parts import (
     TILE,
     Layer,
@@ -58,6 +52,12 @@ from asyncllm.kernels.triton.attention.decode_launch import (
     fitting_splits,
     max_length,
     workspace_of,
+)
+from asyncllm.kernels.triton.attention.hopper_8_bits import (
+    attend_8_bits,
+    begin_8_bits,
+    joined,
+    scales_of,
 )
 from asyncllm.kernels.triton.launch import Launcher, next_power_of_2
 from asyncllm.kernels.triton.page_copies import SHARED, can_copy, describe

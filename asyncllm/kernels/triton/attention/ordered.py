@@ -43,7 +43,7 @@ QUERIES = 64
 
 @triton.jit(do_not_specialize=["table_stride", "window", "room"])
 def _attend_pieces(
-    q, keys, values, block_table, slots, lengths, partial, stats,
+    q, keys, values, block_table, slots, lengths, scales, partial, stats,
     table_stride, q_row_stride, q_head_stride, scale, softcap, window, room,
     HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, PAGE_SIZE: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
@@ -72,6 +72,8 @@ def _attend_pieces(
     queries = tl.load(heads + dim[None, :], mask=inside, other=0.0)
     query_at = tl.full([G], length - 1, tl.int32)
     pair = row * KV_HEADS + kv_head
+    if scales is not None:
+        scale *= tl.load(scales + kv_head)
     for number in range(piece, end, tl.num_programs(1)):
         acc, totals, peak = no_keys(G, DIMS)
         begin = begin_of(number)
@@ -102,7 +104,7 @@ def _attend_pieces(
 
 @triton.jit(do_not_specialize=["window", "room"])
 def _add_pieces(
-    out, partial, stats, lengths, sinks, window, room,
+    out, partial, stats, lengths, scales, sinks, window, room,
     ZEROES: tl.constexpr, HAS_WINDOW: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -138,13 +140,15 @@ def _add_pieces(
     if sinks is not None:
         acc, total, _ = take_sinks(acc, total, peak, tl.load(sinks + head + one))
     result = acc / tl.where(total > 0, total, 1.0)[:, None]
+    if scales is not None:
+        result *= tl.load(scales + HEADS // GROUP + head // GROUP)
     at = out + (row * HEADS + head) * HEAD_DIM + dim[None, :]
     tl.store(at, result.to(out.dtype.element_ty), mask=(dim < HEAD_DIM)[None, :])
 
 
 @triton.jit(do_not_specialize=["table_stride", "window"])
 def _attend_rows(
-    q, keys, values, out, block_table, tiles, sinks,
+    q, keys, values, out, block_table, tiles, scales, sinks,
     table_stride, q_token_stride, q_head_stride, scale, softcap, window,
     HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, PAGE_SIZE: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, QUERIES: tl.constexpr,
@@ -172,6 +176,8 @@ def _attend_rows(
     inside = is_query[:, None] & (dim < HEAD_DIM)[None, :]
     q_at = token.to(tl.int64) * q_token_stride + head * q_head_stride
     queries = tl.load(q + q_at[:, None] + dim[None, :], mask=inside, other=0.0)
+    if scales is not None:
+        scale *= tl.load(scales + kv_head)
     query_at = token + shift
     stop = end_token + shift  # of the keys that some query of this tile sees
 
@@ -212,9 +218,11 @@ def _attend_rows(
     if sinks is not None:
         acc, total, _ = take_sinks(acc, total, peak, tl.load(sinks + head))
     # Lanes without a query may have a total of 0.
-    result = (acc / tl.where(total > 0, total, 1.0)[:, None]).to(out.dtype.element_ty)
+    result = acc / tl.where(total > 0, total, 1.0)[:, None]
+    if scales is not None:
+        result *= tl.load(scales + KV_HEADS + kv_head)
     out_at = (token.to(tl.int64) * (KV_HEADS * GROUP) + head) * HEAD_DIM
-    tl.store(out + out_at[:, None] + dim[None, :], result, mask=inside)
+    tl.store(out + out_at[:, None] + dim[None, :], result.to(out.dtype.element_ty), mask=inside)
 
 
 _launch_pieces = Launcher(_attend_pieces, fuses=False)
@@ -250,7 +258,7 @@ def ordered_decode_attention(
     _launch_pieces(
         (spec.num_kv_heads, splits, count),
         (
-            *(q, rows.keys, rows.values, rows.block_table, rows.slots, rows.lengths),
+            *(q, rows.keys, rows.values, rows.block_table, rows.slots, rows.lengths, rows.scales),
             *(partial, stats, rows.block_table.stride(0), q.stride(0), q.stride(1)),
             *(spec.scale, spec.softcap or 0.0, spec.window or 0, room),
         ),
@@ -263,7 +271,7 @@ def ordered_decode_attention(
     )
     _launch_sum(
         (spec.num_heads, count, 1),
-        (out, partial, stats, rows.lengths, sinks, spec.window or 0, room),
+        (out, partial, stats, rows.lengths, rows.scales, sinks, spec.window or 0, room),
         (zeroes, spec.window is not None, spec.num_heads, spec.group, spec.head_dim, dims),
         1,
     )
@@ -278,6 +286,7 @@ def ordered_prefill_attention(
     rows: PrefillRows,
     spec: AttentionSpec,
     *,
+    scales: Tensor | None = None,
     sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -291,7 +300,7 @@ def ordered_prefill_attention(
     _launch_rows(
         (spec.num_kv_heads * most, 1, 1),
         (
-            *(q, keys, values, out, block_table, tiles, sinks),
+            *(q, keys, values, out, block_table, tiles, scales, sinks),
             *(block_table.stride(0), q.stride(0), q.stride(1)),
             *(spec.scale, spec.softcap or 0.0, spec.window or 0),
         ),

@@ -68,6 +68,8 @@ def take_tile(
     else:
         k = tl.load(keys + at, mask=dim < HEAD_DIM, other=0.0)
         v = tl.load(values + at, mask=dim < HEAD_DIM, other=0.0)
+    k = k.to(queries.dtype)  # pages may be 8-bit
+    v = v.to(queries.dtype)
     scores = tl.dot(queries, tl.trans(k), input_precision=PRECISION)
     scores = in_log2(scores, scale, softcap, HAS_SOFTCAP)
     if MASKED:

@@ -31,7 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from asyncllm.kernels.gpu import gpu_of
-from asyncllm.kernels.triton.attention.prefill_hopper_8_bits import (
+from asyncllm.kernels.triton.attention.hopper_8_bits import (
     convert,
     in_vectors,
     prepare_queries,

@@ -1,10 +1,15 @@
-"""Steps of ``decode_hopper`` for 8-bit pages.
+"""Steps of ``decode_hopper`` and ``prefill_hopper`` for 8-bit pages.
 
-The tensor cores take keys and values from registers, where an instruction makes two float16 of two
-e4m3. K and V are copied to shared memory as words of two numbers: dimensions 2 i and 2 i + 1 of a
-token. Of K, words 2 j and 2 j + 1 are in one register, so that one product takes the dimensions of
-even words and another those of odd ones, with queries divided likewise. V is loaded transposed, so
-that a register has the same word of two tokens; dimensions 2 i and 2 i + 1 have sums of their own.
+The tensor cores multiply float16, and one instruction makes two of two e4m3. K and V are copied to
+shared memory as words of two numbers: dimensions 2 i and 2 i + 1 of a token.
+
+In decode attention, tensor cores take K and V from registers. Of K, words 2 j and 2 j + 1 are in
+one register, so that one product takes the dimensions of even words and another those of odd ones,
+with queries divided likewise. V is loaded transposed, so that a register has the same word of two
+tokens; dimensions 2 i and 2 i + 1 have sums of their own.
+
+In prompt attention, they take blocks of K and V from shared memory. A third warpgroup converts them
+there while the other two attend to earlier blocks.
 
 Queries are scaled so that the largest element of each becomes ``LARGEST``, as the range of float16
 is smaller than that of bfloat16. The scales of pages take part in the scores and in the result.
@@ -22,6 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language import debug_barrier
 
+from asyncllm.kernels.triton.attention import prefill_hopper_parts as prefill
 from asyncllm.kernels.triton.attention.decode_hopper_parts import (
     K_FREE,
     K_FULL,
@@ -32,8 +38,20 @@ from asyncllm.kernels.triton.attention.decode_hopper_parts import (
     products_layout,
 )
 from asyncllm.kernels.triton.attention.decode_pieces import LOG2_E, LOWEST
+from asyncllm.kernels.triton.attention.prefill_hopper_parts import (
+    ROW,
+    STAGES,
+    VECTORS,
+    blocks_of,
+    item_of,
+    tile_of,
+)
+from asyncllm.kernels.triton.attention.prefill_tiles import KEYS
 
 LARGEST = gl.constexpr(256.0)
+#: Of ``prefill_hopper``.
+PREFILL_K_FULL, PREFILL_V_FULL = prefill.K_FULL, prefill.V_FULL
+PREFILL_K_FREE, PREFILL_V_FREE = prefill.K_FREE, prefill.V_FREE
 #: Float16 of the four bytes of a register: bytes 0 and 1, then 2 and 3.
 IN_ORDER = gl.constexpr(
     "{ .reg .b16 l, h; mov.b32 {l, h}, $2; cvt.rn.f16x2.e4m3x2 $0, l; cvt.rn.f16x2.e4m3x2 $1, h; }"
@@ -146,3 +164,82 @@ def joined(low, high, layer: gl.constexpr):
     """Sums of all dimensions, [columns, head_dim]."""
     pairs = gl.permute(gl.join(low, high), (1, 0, 2))
     return gl.reshape(pairs, [layer.columns, layer.head_dim])
+
+
+#: Keys that are converted at a time.
+ROWS = gl.constexpr(32)
+
+
+@gluon.constexpr_function
+def _words_layout(words):
+    """The layout of so many words of two numbers of each key."""
+    return gl.BlockedLayout([1, 8], [32 * 8 // words, words // 8], [4, 1], [1, 0])
+
+
+@gluon.jit
+def convert(raw, shared, work, layer: gl.constexpr):
+    """Convert the blocks of all items, as they arrive and as stages become free."""
+    number = 0
+    turn = 0
+    item = item_of(turn)
+    while item < work.items:
+        tile = tile_of(work, item // work.pieces, layer)
+        blocks = blocks_of(tile, item % work.pieces, work.pieces, layer)
+        for _ in range(blocks.last - blocks.first + 1):
+            barriers = raw.barriers, shared.barriers
+            _convert(raw.k, shared.k, *barriers, number, PREFILL_K_FULL, PREFILL_K_FREE)
+            _convert(raw.v, shared.v, *barriers, number, PREFILL_V_FULL, PREFILL_V_FREE)
+            number += 1
+        turn += 1
+        item = item_of(turn)
+
+
+@gluon.jit
+def _convert(raw, ring, raw_barriers, barriers, number, FULL: gl.constexpr, FREE: gl.constexpr):
+    HEAD_DIM: gl.constexpr = ring.shape[2]
+    LAYOUT: gl.constexpr = _words_layout(HEAD_DIM // 2)
+    stage = number % STAGES
+    mbarrier.wait(raw_barriers.index(FULL), number & 1)
+    mbarrier.wait(barriers.index(FREE + stage), (number // STAGES + 1) & 1)
+    for part in gl.static_range(KEYS // ROWS):
+        words = raw.index(0).slice(part * ROWS, ROWS).load(LAYOUT)
+        even, odd = halves(words, IN_ORDER)
+        even = gl.reshape(even, [ROWS, HEAD_DIM // 4, 2])
+        odd = gl.reshape(odd, [ROWS, HEAD_DIM // 4, 2])
+        numbers = gl.reshape(gl.permute(gl.join(even, odd), (0, 1, 3, 2)), [ROWS, HEAD_DIM])
+        ring.index(stage).slice(part * ROWS, ROWS).store(numbers)
+    fence_async_shared()
+    debug_barrier()  # all threads have loaded and stored
+    mbarrier.arrive(barriers.index(FULL + stage), count=1)
+    mbarrier.arrive(raw_barriers.index(FREE), count=1)
+
+
+@gluon.jit
+def prepare_queries(copies, dtype: gl.constexpr):
+    """Make float16 of a warpgroup's queries in shared memory.
+
+    Args:
+        copies: [HALF, head_dim]; queries of ``dtype``, as float16.
+
+    Returns:
+        What one is in each query: [HALF].
+    """
+    plain = copies._reinterpret(dtype, copies.shape, copies.layout)
+    queries = plain.load(VECTORS).to(gl.float32)
+    unit = gl.maximum(gl.max(gl.abs(queries), 1), 1e-30) / LARGEST
+    copies.store((queries / unit[:, None]).to(gl.float16))
+    fence_async_shared()
+    debug_barrier()  # all threads have stored their queries
+    return gl.convert_layout(unit, ROW)
+
+
+@gluon.jit
+def in_vectors(results, copies):
+    """``convert_layout`` to VECTORS, in the memory of queries that are no longer needed: there is
+    no other left."""
+    plain = copies._reinterpret(results.dtype, copies.shape, copies.layout)
+    plain.store(results)
+    debug_barrier()  # all threads have stored
+    results = plain.load(VECTORS)
+    debug_barrier()  # all threads have loaded: the next queries may come
+    return results
