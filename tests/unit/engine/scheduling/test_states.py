@@ -243,9 +243,12 @@ def test_aborted_while_it_waits_for_a_state_it_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize("spare", [0, 1, 2, 5])
-def test_a_then_b_then_a_again_and_each_has_its_own_state(spare: int) -> None:
-    """With few slots for checkpoints, which are reused at once."""
-    served = Served(num_states=2 + spare, max_num_seqs=2)
+@pytest.mark.parametrize("host_pages", [0, 30, 500])
+def test_a_then_b_then_a_again_and_each_has_its_own_state(spare: int, host_pages: int) -> None:
+    """With few slots for checkpoints, which are reused at once, as are pages of the host."""
+    options = {"num_pages": 60, "host_pages": host_pages, "page_copy_seconds": 0.0}
+    served = Served(2 + spare, max_num_seqs=2, state_pages=4, **options)
+    served.device.copy_seconds = 0.0
     a, b = words(1, 90), words(2, 90)
     for _ in range(3):
         for prompt in (a, b, [*a[:50], *b[:40]]):
