@@ -157,7 +157,7 @@ def resolve_limits(
     if 0 < host_pages < state_pages:
         raise ModelError(
             f"host_kv_gib {config.host_kv_gib:g} holds no recurrent state, of which one takes "
-            f"{gib(state_bytes)}, and pages without states are of no use",
+            f"{state_bytes / 2**20:.2f} MiB, and pages without states are of no use",
             param="host_kv_gib",
         )
     if host_pages:

@@ -197,6 +197,8 @@ def test_a_model_whose_state_does_not_fit_is_refused() -> None:
 def test_a_host_tier_has_room_for_a_state() -> None:
     with_states = limits(state_bytes=50 * 2**20 + 1, host_kv_gib=1)
     assert (with_states.host_pages, with_states.state_pages) == (1024, 51)
-    with pytest.raises(ModelError, match=r"holds no recurrent state, .* takes 0\.50 GiB") as caught:
+    with pytest.raises(
+        ModelError, match=r"holds no recurrent state, .* takes 512\.00 MiB"
+    ) as caught:
         limits(state_bytes=2**29, host_kv_gib=0.4)
     assert caught.value.param == "host_kv_gib"
