@@ -43,7 +43,6 @@ def deterministic_rules(config: Any) -> Iterator[tuple[bool, str, str]]:
     yield is_gpu, "deterministic", "deterministic needs a GPU: no other device has it"
     for name, values in (
         ("attention", ("auto", "triton")),
-        ("kv_cache_dtype", ("auto",)),
         ("dtype", ("auto", "bfloat16", "float16")),
     ):
         needed = f"deterministic needs {name} {' or '.join(values)}"

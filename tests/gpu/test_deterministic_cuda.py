@@ -68,14 +68,14 @@ def same(some: list[Completion], others: list[Completion]) -> int:
     return sum((a.token_ids, a.logprobs) == (b.token_ids, b.logprobs) for a, b in pairs)
 
 
-async def check(folder: Path) -> None:
+async def check(folder: Path, **more: Any) -> None:
     (folder / "tokenizer.json").write_text(tokenizers_for_tests.byte_level())
-    async with AsyncLLM(folder, **OPTIONS) as llm:
+    async with AsyncLLM(folder, **OPTIONS, **more) as llm:
         expected, tokens = await alone(llm), await alone(llm, None)
         assert same(await together(llm), expected) == len(PROMPTS)
         assert same(await together(llm, None), tokens) == len(PROMPTS)
     for way in WAYS:
-        async with AsyncLLM(folder, **OPTIONS, **way) as llm:
+        async with AsyncLLM(folder, **OPTIONS, **more, **way) as llm:
             assert same(await together(llm), expected) == len(PROMPTS), way
 
 
@@ -90,6 +90,12 @@ async def test_same_bits_of_quantised_weights(name: str, tmp_path: Path) -> None
     sizes = {"hidden_size": 2048, "intermediate_size": 4096, "head_dim": 128}
     folder, _ = quantized.make(name, tmp_path, **sizes)
     await check(folder)
+
+
+async def test_same_bits_with_an_8_bit_cache(tmp_path: Path) -> None:
+    """Its scales are fixed before the first request."""
+    folder = tiny_models.make("ministral3", tmp_path, **WIDE["ministral3"])
+    await check(folder, kv_cache_dtype="fp8")
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

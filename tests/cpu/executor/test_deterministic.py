@@ -32,7 +32,6 @@ CUDA = torch.device("cuda", 0)
         ({"attention": "flashinfer"}, "attention"),
         ({"attention": "sdpa"}, "attention"),
         ({"dtype": "float32"}, "dtype"),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
     ],
 )
 def test_what_it_does_not_go_with(options: dict[str, Any], field: str) -> None:
