@@ -69,8 +69,10 @@ async def test_logprobs_are_near_those_of_a_cache_in_full_precision(
     assert np.quantile(error, 0.99) < 0.5
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
+@pytest.mark.parametrize(
+    ("family", "mode"),
+    [*(("llama", mode) for mode in MODES), ("gpt_oss", "preempting"), ("gpt_oss", "host tier")],
+)
 async def test_cached_and_preempted_answers_are_those_of_computing_again(
     family: str, mode: str, folder_of: Callable[[str], Path]
 ) -> None:
