@@ -76,8 +76,10 @@ def choose_few(rows: int, size: int, columns: int) -> TmaTile:
     """The tile for up to ``MANY_ROWS`` rows of a weight [size, columns]."""
     tiles = cdiv(size, 64)
     parts = 3 if tiles >= 300 else 1
-    block_k = 128 if columns % 128 == 0 else 64
-    x_rows, most = max(8, next_power_of_2(rows)), columns // block_k
+    x_rows = max(8, next_power_of_2(rows))
+    widest = 256 if x_rows == 8 and parts == 1 and columns >= 1024 else 128
+    block_k = next(size for size in (widest, 128, 64) if columns % size == 0)
+    most = columns // block_k
     if parts == 3:
         stages = min(tma_stages(rows, parts, 1, block_k, 3, SHARED_BYTES), most)
         return TmaTile(parts, 1, block_k, 1, stages, min(3, stages))
