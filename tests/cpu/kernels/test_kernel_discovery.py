@@ -61,9 +61,16 @@ for tp, tokens in (2, 64), (4, 2048):
     found = find_variants(read_spec(Path(demo.path())), torch.bfloat16, config, gpu)
     names = Counter(variant.function.__name__ for variant in found)
     print(names["_one_shot"], names["_two_shots"], names["_gather"])
+sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 128}
+config = EngineConfig(**sizes, deterministic=True)
+found = find_variants(read_spec(Path(demo.path())), torch.bfloat16, config, gpu)
+names = {variant.function.__name__ for variant in found}
+print(sorted(names & {"_decode", "_prefill", "_attend_pieces", "_attend_rows", "_gemv"}))
 """
 
 
-def test_each_rank_has_kernels_of_its_own() -> None:
+def test_each_rank_has_kernels_of_its_own_and_so_has_the_deterministic_mode() -> None:
     # A sum with a residual and one without, of the embeddings; scores are gathered.
-    assert python("-c", PROGRAM).splitlines() == ["4 0 2", "8 8 4"]
+    *of_ranks, ordered = python("-c", PROGRAM).splitlines()
+    assert of_ranks == ["4 0 2", "8 8 4"]
+    assert ordered == "['_attend_pieces', '_attend_rows']"
