@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -20,6 +21,10 @@ import torch
 if not torch.cuda.is_available():
     # Kernels then run in Triton's interpreter, which must be said before anybody imports Triton.
     os.environ["TRITON_INTERPRET"] = "1"
+
+# What a shell runs in the background ignores Ctrl-C, which some tests press.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Else there would be full collections in any test.
 gc.set_threshold(700, 10, 100)
