@@ -42,8 +42,10 @@ OTHERS = [ids(1000 + n, 11 * n + 3) for n in range(40)]
 def params(number: int, logprobs: int | None) -> SamplingParams:
     """Half of them greedy, half drawn."""
     temperature, top_p = [(0.0, 1.0), (1.0, 1.0), (0.0, 1.0), (1.0, 0.9)][number % 4]
-    drawing = {"temperature": temperature, "top_p": top_p, "seed": number}
-    return SamplingParams(**drawing, max_tokens=30, logprobs=logprobs, ignore_eos=True)
+    ends: dict[str, Any] = {"max_tokens": 30, "ignore_eos": True}
+    return SamplingParams(
+        temperature=temperature, top_p=top_p, seed=number, logprobs=logprobs, **ends
+    )
 
 
 async def alone(llm: AsyncLLM, logprobs: int | None = 2) -> list[Completion]:
@@ -87,7 +89,7 @@ async def test_same_bits(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["fp8-blocks", "compressed-tensors", "awq", "gptq-ordered"])
 async def test_same_bits_of_quantised_weights(name: str, tmp_path: Path) -> None:
-    sizes = {"hidden_size": 2048, "intermediate_size": 4096, "head_dim": 128}
+    sizes: dict[str, Any] = {"hidden_size": 2048, "intermediate_size": 4096, "head_dim": 128}
     folder, _ = quantized.make(name, tmp_path, **sizes)
     await check(folder)
 

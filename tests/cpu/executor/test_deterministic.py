@@ -75,14 +75,18 @@ def test_models(
         choose_device.check_deterministic(spec, CUDA)
 
 
+def kernels_of(model: Any) -> list[Any]:
+    return [part.kernels for part in model.modules() if hasattr(part, "kernels")]
+
+
 @pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "glm4_moe", "qwen3_next", "granite_hybrid"])
 def test_every_layer_has_the_kernels_of_one_order(family: str, tmp_path: Path) -> None:
     config = EngineConfig(deterministic=True)
     assert own_backend(chosen_attention(config)) is OrderedBackend
     spec, kernels = read_spec(tiny_models.make(family, tmp_path)), chosen_kernels(config)
     model = make_model(spec, torch.bfloat16, torch.device("meta"), kernels=kernels)
-    found = [part.kernels for part in model.modules() if hasattr(part, "kernels")]
+    found = kernels_of(model)
     assert len(found) > 4
     assert all(kernels is ORDERED for kernels in found)
     usual = make_model(spec, torch.bfloat16, torch.device("meta"))
-    assert all(part.kernels is FASTEST for part in usual.modules() if hasattr(part, "kernels"))
+    assert all(kernels is FASTEST for kernels in kernels_of(usual))

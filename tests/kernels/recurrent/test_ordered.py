@@ -66,8 +66,10 @@ def run(
         count = end - start
         numbers = [2, *range(3, 3 + beside)], [start] * (1 + beside)
         ends = [i * count for i in range(2 + beside)]
-        tensors = (torch.tensor(n, dtype=torch.int32, device=DEVICE) for n in (*numbers, ends))
-        rows = StateRows(*tensors, one_token=count == 1)
+        slots, starts, offsets = (
+            torch.tensor(n, dtype=torch.int32, device=DEVICE) for n in (*numbers, ends)
+        )
+        rows = StateRows(slots, starts, offsets, one_token=count == 1)
         if beside:
             repeated = torch.arange(start, end, device=DEVICE).repeat(1 + beside)
             out = layer(repeated, state, rows)  # type: ignore[arg-type]  # an index as well
