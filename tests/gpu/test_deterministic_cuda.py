@@ -11,6 +11,7 @@ import torch
 
 from asyncllm import AsyncLLM, Completion, SamplingParams
 from tests.gpu.test_families_cuda import WIDE
+from tests.support.engine.drafting import draft_answers
 from tests.support.models import quantized, tiny_models
 from tests.support.text import tokenizers as tokenizers_for_tests
 
@@ -79,6 +80,13 @@ async def check(folder: Path, **more: Any) -> None:
     for way in WAYS:
         async with AsyncLLM(folder, **OPTIONS, **more, **way) as llm:
             assert same(await together(llm), expected) == len(PROMPTS), way
+    known = {i: answer.token_ids for i, answer in enumerate(expected)}
+    for graphs in (True, False):
+        async with AsyncLLM(folder, **OPTIONS, **more, cuda_graphs=graphs) as llm:
+            with pytest.MonkeyPatch.context() as patches:
+                counts = draft_answers(llm._own.engine, known, patches)
+                assert same(await together(llm), expected) == len(PROMPTS), graphs
+                assert sum(counts) > 0 or not llm.limits.max_draft_tokens
 
 
 @pytest.mark.parametrize("family", WIDE)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from array import array
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -13,10 +11,10 @@ import pytest
 import pytest_asyncio
 
 from asyncllm import AsyncLLM, SamplingParams
-from asyncllm.engine.drafts.drafting import Drafting
 from asyncllm.engine.scheduling.speculation import learned
 from asyncllm.text.grammar import JsonSchema, Regex
 from asyncllm.types import Completion
+from tests.support.engine.drafting import draft_answers
 from tests.support.engine.scheduling import expect_outputs
 
 LETTERS = Regex(r"[a-z ]{20,60}")
@@ -58,30 +56,6 @@ PROMPTS = (
 )
 
 
-class Mutated:
-    """Drafts the true answer with some tokens changed, or with a part left out."""
-
-    kind = "mutated"
-    prior = 0.5
-
-    def __init__(self, answer: Sequence[int], num_prompt: int, chance: random.Random, vocab: int):
-        self._answer = list(answer)
-        self._num_prompt = num_prompt
-        self._chance = chance
-        self._vocab = vocab
-        self.quality = chance.choice((0.0, 0.5, 0.9, 1.0))
-
-    def propose(self, tokens: array[int], most: int) -> Sequence[int]:
-        done = len(tokens) - self._num_prompt
-        if self._chance.random() < 0.2:
-            return ()
-        draft = self._answer[done : done + self._chance.randint(1, most)]
-        return [
-            token if self._chance.random() < self.quality else self._chance.randrange(self._vocab)
-            for token in draft
-        ]
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def llm() -> AsyncIterator[AsyncLLM]:
     options: dict[str, Any] = {"max_num_seqs": 12, "kv_cache_tokens": 240, "max_model_len": 160}
@@ -90,44 +64,6 @@ async def llm() -> AsyncIterator[AsyncLLM]:
         device="cpu", dtype="float32", page_size=8, speculative_config=lookup, **options
     ) as llm:
         yield llm
-
-
-@pytest.fixture
-def drafting(
-    llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[dict[int, Sequence[int]], int], list[int]]:
-    """Has every draft tried, and gives those of requests by their seed."""
-    engine: Any = llm._started.engine
-
-    def begin(answers: dict[int, Sequence[int]], seed: int) -> list[int]:
-        chance = random.Random(seed)
-        counts: list[int] = []
-
-        def drafting(num_prompt: int, params: SamplingParams) -> Drafting:
-            answer = answers[params.seed or 0]
-            return Drafting([Mutated(answer, num_prompt, chance, engine.limits.vocab_size)])
-
-        def best(
-            self: Any, found: Any, shape: Any, start: int, spare: int, *_: Any, **more: Any
-        ) -> int:
-            return min(len(found.tokens), spare)
-
-        verified = learned.LearnedSpeculation.verified
-
-        def count(self: Any, draft: Any, num_right: int) -> None:
-            counts.append(num_right)
-            verified(self, draft, num_right)
-
-        monkeypatch.setattr(engine, "_drafting", drafting)
-        monkeypatch.setattr(learned.LearnedSpeculation, "_best", best)
-        monkeypatch.setattr(
-            learned.LearnedSpeculation, "_keeps_out", lambda self, batch, num_waiting: False
-        )
-        monkeypatch.setattr(learned.LearnedSpeculation, "verified", count)
-        monkeypatch.setattr("asyncllm.engine.drafts.drafting.FIRST_PAUSE", 0)
-        return counts
-
-    return begin
 
 
 def essence(answer: Completion) -> tuple[Any, ...]:
@@ -160,10 +96,13 @@ async def answers_of(
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", CASES)
-async def test_answers_are_the_same(llm: AsyncLLM, drafting: Any, name: str) -> None:
+async def test_answers_are_the_same(
+    llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     wanted = requests(**CASES[name])
     plain = await answers_of(llm, wanted, together=True)
-    counts = drafting({i: answer.token_ids for i, answer in enumerate(plain)}, seed=len(name))
+    answers = {i: answer.token_ids for i, answer in enumerate(plain)}
+    counts = draft_answers(llm._own.engine, answers, monkeypatch, seed=len(name))
     for own, other in zip(await answers_of(llm, wanted, len(name) % 3 > 0), plain, strict=True):
         assert_equal(own, other)
     assert counts or wanted[0][1].max_tokens in (1, 2)
@@ -171,14 +110,15 @@ async def test_answers_are_the_same(llm: AsyncLLM, drafting: Any, name: str) -> 
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_preempted_aborted_and_cached(llm: AsyncLLM, drafting: Any) -> None:
+async def test_preempted_aborted_and_cached(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """More sequences than fit the cache, of which some are cancelled."""
     wanted = [
         (PROMPTS[i % len(PROMPTS)], SamplingParams(seed=i, max_tokens=60, min_tokens=59))
         for i in range(9)
     ]
     plain = await answers_of(llm, wanted, together=True)
-    drafting({i: answer.token_ids for i, answer in enumerate(plain)}, seed=5)
+    answers = {i: answer.token_ids for i, answer in enumerate(plain)}
+    draft_answers(llm._own.engine, answers, monkeypatch, seed=5)
     stats = llm._own.engine.stats
     before = stats.preemptions
     engine: Any = llm._own.engine

@@ -1,15 +1,20 @@
-"""Drafts for tests: guesses at random, all of which are tried."""
+"""Drafts for tests: guesses at random, or changed answers; all of them are tried."""
 
 from __future__ import annotations
 
 import random
 from array import array
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
+
+import pytest
 
 from asyncllm.engine.drafts.drafting import Drafting
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import Sequence
+from asyncllm.engine.scheduling.speculation.learned import LearnedSpeculation
+from asyncllm.types import SamplingParams
 
 
 class Guesses:
@@ -45,3 +50,61 @@ def try_all(sched: Scheduler) -> Scheduler:
     speculation._keeps_out = lambda batch, num_waiting: False
     speculation._most_rows = sched.limits.max_num_batched_tokens
     return sched
+
+
+class Mutated:
+    """Drafts an answer that is known, with some tokens changed, or with a part left out."""
+
+    kind = "mutated"
+    prior = 0.5
+
+    def __init__(self, answer: Seq[int], num_prompt: int, chance: random.Random, vocab_size: int):
+        self._answer = list(answer)
+        self._num_prompt = num_prompt
+        self._chance = chance
+        self._vocab_size = vocab_size
+        self._quality = chance.choice((0.0, 0.5, 0.9, 1.0))
+
+    def propose(self, tokens: array[int], most: int) -> Seq[int]:
+        chance, done = self._chance, len(tokens) - self._num_prompt
+        if chance.random() < 0.2:
+            return ()
+        draft = self._answer[done : done + chance.randint(1, most)]
+        return [
+            token if chance.random() < self._quality else chance.randrange(self._vocab_size)
+            for token in draft
+        ]
+
+
+def draft_answers(
+    engine: Any, answers: Mapping[int, Seq[int]], monkeypatch: pytest.MonkeyPatch, seed: int = 0
+) -> list[int]:
+    """Have known answers drafted, and all drafts tried, also beside prompts.
+
+    Args:
+        answers: tokens by the seeds of requests; nothing is drafted for others.
+
+    Returns:
+        How many tokens of each draft were right, as they are verified.
+    """
+    chance, counts, verified = random.Random(seed), [], LearnedSpeculation.verified
+
+    def drafting(num_prompt: int, params: SamplingParams) -> Drafting | None:
+        if params.seed is None or params.seed not in answers:
+            return None
+        vocab_size = engine.limits.vocab_size
+        return Drafting([Mutated(answers[params.seed], num_prompt, chance, vocab_size)])
+
+    def best(self: Any, found: Any, shape: Any, start: int, spare: int, *_: Any, **__: Any) -> int:
+        return min(len(found.tokens), spare)
+
+    def count(self: Any, draft: Any, num_right: int) -> None:
+        counts.append(num_right)
+        verified(self, draft, num_right)
+
+    monkeypatch.setattr(engine, "_drafting", drafting)
+    monkeypatch.setattr(LearnedSpeculation, "_best", best)
+    monkeypatch.setattr(LearnedSpeculation, "_keeps_out", lambda *_: False)
+    monkeypatch.setattr(LearnedSpeculation, "verified", count)
+    monkeypatch.setattr("asyncllm.engine.drafts.drafting.FIRST_PAUSE", 0)
+    return counts
