@@ -12,6 +12,8 @@ from asyncllm.errors import BadRequest
 MOST_DRAFT_TOKENS: Final = 64
 #: Of a draft, where nothing else is said. The time of steps decides how many of them are used.
 DRAFT_TOKENS: Final = 8
+#: The most of the last tokens that are looked for: looking takes longer with each.
+MOST_LOOKED_UP: Final = 64
 #: Other names of vLLM's methods, which need a model that drafts.
 _MISSING: Final = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "suffix")
 
@@ -36,15 +38,14 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     prompt_lookup_max: int = 8
 
     def __post_init__(self) -> None:
-        _need(
-            self.method == "ngram",
-            f"the method {self.method!r} is not served yet; only ngram is"
-            if self.method in _MISSING
-            else f"method must be ngram, not {self.method!r}",
-        )
+        _check_method(self.method)
         _need(
             1 <= self.num_speculative_tokens <= MOST_DRAFT_TOKENS,
             f"num_speculative_tokens must be from 1 to {MOST_DRAFT_TOKENS}",
+        )
+        _need(
+            1 <= self.prompt_lookup_max <= MOST_LOOKED_UP,
+            f"prompt_lookup_max must be from 1 to {MOST_LOOKED_UP}",
         )
         _need(
             1 <= self.prompt_lookup_min <= self.prompt_lookup_max,
@@ -60,12 +61,16 @@ def parse_speculative(value: dict[str, Any]) -> SpeculativeConfig:
         BadRequest: it is not of this form.
     """
     given = dict(value)
+    if isinstance(method := given.get("method"), str):
+        _check_method(method)  # first: other methods have other fields
     if "prompt_lookup_max" in given and "prompt_lookup_min" not in given:
         most = given["prompt_lookup_max"]
         given["prompt_lookup_min"] = min(3, most) if isinstance(most, int) else most
     elif "prompt_lookup_min" in given and "prompt_lookup_max" not in given:
         least = given["prompt_lookup_min"]
-        given["prompt_lookup_max"] = max(8, least) if isinstance(least, int) else least
+        given["prompt_lookup_max"] = (
+            min(max(8, least), MOST_LOOKED_UP) if isinstance(least, int) else least
+        )
     try:
         return msgspec.convert(given, SpeculativeConfig)
     except msgspec.ValidationError as error:
@@ -77,6 +82,15 @@ def parse_speculative(value: dict[str, Any]) -> SpeculativeConfig:
 def check_speculative(name: str, value: dict[str, Any]) -> None:
     """The rule of the option ``name``."""
     parse_speculative(value)
+
+
+def _check_method(method: str) -> None:
+    _need(
+        method == "ngram",
+        f"the method {method!r} is not served yet; only ngram is"
+        if method in _MISSING
+        else f"method must be ngram, not {method!r}",
+    )
 
 
 def _need(fine: bool, message: str) -> None:

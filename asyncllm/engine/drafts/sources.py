@@ -18,6 +18,9 @@ from asyncllm.types import SamplingParams
 #: The most tokens behind a sequence's end in which a draft looks for its last tokens. Looking
 #: through them takes 30 us.
 LOOKED_AT: Final = 1 << 15
+#: The most places of a token that are compared with what came before it. In a text that repeats
+#: itself there are as many as tokens, and each comparison would take a millisecond.
+COMPARED: Final = 1 << 12
 #: The kinds of drafts.
 PREDICTION: Final = "prediction"
 KINDS: Final = ("grammar", PREDICTION, "lookup")
@@ -90,6 +93,8 @@ class Prediction:
     #: Tokens that must be found to go on there.
     LEAST: Final = 2
     MOST: Final = 16
+    #: The latest tokens after which its place is looked for, if it was not asked for long.
+    RECENT: Final = 64
 
     def __init__(self, tokens: Seq[int], num_prompt: int):
         self._predicted = np.array(tokens, dtype=np.int32)
@@ -105,8 +110,10 @@ class Prediction:
             expected = self._predicted[self._place : self._place + 1].tolist()
             if not self._lost and expected == [token]:
                 self._place += 1
-            else:
+            elif len(tokens) - self._seen < self.RECENT:
                 self._find(tokens)
+            else:
+                self._lost = True
         found: list[int] = self._predicted[self._place : self._place + most].tolist()
         return () if self._lost else found
 
@@ -211,12 +218,15 @@ def _after_match(end: np.ndarray, text: np.ndarray, least: int, most: int, near:
 
     Args:
         least, most: tokens of the match; of equally long ones, the first that ends at ``near`` or
-            later counts, else the last.
+            later counts, else the last. If the last token is at very many places, only those from
+            ``near`` on are compared.
     """
     most = min(most, len(end))
     if most < least:
         return None
     places = np.flatnonzero(text == end[-1])
+    first = max(0, min(int(np.searchsorted(places, near)), len(places) - COMPARED))
+    places = places[first : first + COMPARED]
     found, length = places, 1
     while len(places) and length < most:
         places = places[places >= length]

@@ -231,6 +231,23 @@ def test_what_is_not_needed_gets_a_line(serve: Any) -> None:
             "--speculative-config: num_speculative_tokens must be from 1 to 64",
         ),
         (
+            "serve m --speculative-config.method eagle --speculative-config.model m2",
+            "--speculative-config: the method 'eagle' is not served yet; only ngram is",
+        ),
+        (
+            "serve m --speculative-config.prompt_lookup_max 0",
+            "--speculative-config: prompt_lookup_max must be from 1 to 64",
+        ),
+        (
+            "serve m --speculative-config.prompt_lookup_max 30000",
+            "--speculative-config: prompt_lookup_max must be from 1 to 64",
+        ),
+        (
+            "serve m --speculative-config.prompt_lookup_min 65",
+            "--speculative-config: prompt_lookup_min must be from 1 to prompt_lookup_max (64), "
+            "not 65",
+        ),
+        (
             "serve m --speculative-config.model m2",
             "--speculative-config: Object contains unknown field `model`",
         ),

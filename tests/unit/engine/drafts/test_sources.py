@@ -5,13 +5,14 @@ from __future__ import annotations
 from array import array
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncllm.config import SpeculativeConfig
 from asyncllm.engine.drafts.drafting import FIRST_PAUSE, Drafting
-from asyncllm.engine.drafts.sources import Forced, Prediction, PromptLookup, make_drafts
+from asyncllm.engine.drafts.sources import COMPARED, Forced, Prediction, PromptLookup, make_drafts
 from asyncllm.engine.token_constraints import PreparedParams
 from asyncllm.text.reasoning import ReasoningSpan
 from asyncllm.types import Reasoning, SamplingParams
@@ -82,6 +83,39 @@ def test_a_prediction_does_not_depend_on_when_it_is_asked(
         done = min(done + cut, len(answer))
         whole = Prediction(predicted, 0)
         assert drafted(draft, answer[:done], 4) == drafted(whole, answer[:done], 4)
+
+
+def test_a_prediction_not_asked_for_long_looks_for_the_latest_tokens_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each search goes through the whole prediction, on the event loop."""
+    searches: list[int] = []
+    find = Prediction._find
+
+    def counting(self: Prediction, tokens: array[int]) -> None:
+        searches.append(len(tokens))
+        find(self, tokens)
+
+    monkeypatch.setattr(Prediction, "_find", counting)
+    draft = Prediction([10, 11, 12, 13, 14, 15], 0)
+    assert drafted(draft, [10, *[99] * 1000, 11, 12], 3) == [13, 14, 15]
+    assert len(searches) <= Prediction.RECENT
+
+
+@pytest.mark.parametrize("draft", [Prediction([7] * 10_000, 0), PromptLookup(1, 64)])
+def test_a_text_of_one_token_is_not_compared_everywhere(
+    draft: Prediction | PromptLookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[int] = []
+    searched = np.searchsorted
+
+    def noting(places: np.ndarray, near: int) -> np.intp:
+        compared.append(len(places))
+        return searched(places, near)
+
+    monkeypatch.setattr(np, "searchsorted", noting)
+    assert drafted(draft, [7] * 9_000 + [8, 7, 7], 3)[1:] == [7, 7]
+    assert compared[-1] <= COMPARED
 
 
 class Steps:
