@@ -110,8 +110,9 @@ def pack_mxfp4(blocks: Tensor, scales: Tensor) -> Mxfp4Matrix:
     codes = F.pad(blocks.reshape(experts * rows, groups, -1), (0, 0, 0, padding))
     even, odd = (codes & 15).int(), (codes >> 4).int()
     low, high = ((code & 8) << 12 | (code & 7) << 6 for code in (even, odd))
-    pairs = (low | high << 16).view(experts * rows, -1, 2, MXFP4_BLOCK // 4, 2)
-    packed = _mxfp4_words(pairs.transpose(2, 3).flatten(3)).view(torch.uint8).flatten(1)
+    pairs = (low | high << 16).view(experts * rows, -1, 4, 4, 4)
+    words = _mxfp4_words(pairs.permute(0, 1, 4, 2, 3)).flatten(1)
+    packed = words.contiguous().view(torch.uint8)
     shifted = scales.view(experts * rows, groups) + MXFP4_SHIFT
     return Mxfp4Matrix(packed, F.pad(shifted, (0, padding)))
 
@@ -131,11 +132,14 @@ def _mxfp4_words(pairs: Tensor) -> Tensor:
 def _mxfp4_pairs(words: Tensor) -> Tensor:
     """Four pairs of 16-bit numbers of each word, int32 [..., 4].
 
-    Each 64 columns of a row are 8 words. Word i has the codes of columns c to c + 3 and c + 32 to
-    c + 35, where c is 4 i. The fewest operations make pairs of numbers of them. Columns c and c + 1
-    are in place, c + 2 and c + 3 are after a rotation by 6 bits to the right, c + 32 and c + 33
-    after a shift by 6 to the left. The last two are where shifts by 4 to the left and to the right
-    differ: these bits cannot all have places of their own.
+    Each 128 columns of a row are 16 words. Word 4 q + g has codes of group g: those of columns c
+    and c + 1, where c is 32 g + 2 q, and of those 8, 16 and 24 columns further. So the words of one
+    q are what a thread needs for a product of tensor cores, one after the other.
+
+    The fewest operations make pairs of numbers of a word. Columns c and c + 1 are in place, the
+    next two are after a rotation by 6 bits to the right, the third two after a shift by 6 to the
+    left. The last two are where shifts by 4 to the left and to the right differ: these bits cannot
+    all have places of their own.
     """
     turned = _shifted(words, 6) | words << 26
     pairs = words, turned, words << 6, words << 4 ^ _shifted(words, 4)
@@ -150,9 +154,9 @@ def _shifted(words: Tensor, bits: int) -> Tensor:
 
 def unpack_mxfp4(matrix: Mxfp4Matrix) -> Tensor:
     """The matrix as float32 [N, padded K]."""
-    words = matrix.packed.view(torch.int32).view(len(matrix.packed), -1, MXFP4_BLOCK // 4)
-    pairs = _mxfp4_pairs(words).unflatten(3, (2, 2)).transpose(2, 3)
-    halves = torch.stack((pairs, pairs >> 16), dim=-1).flatten(2)
+    words = matrix.packed.view(torch.int32).view(len(matrix.packed), -1, 4, 4)
+    pairs = _mxfp4_pairs(words).permute(0, 1, 3, 4, 2)
+    halves = torch.stack((pairs, pairs >> 16), dim=-1).flatten(1)
     codes = halves >> 12 & 8 | halves >> 6 & 7
     numbers = torch.tensor(_E2M1, device=words.device)
     values = numbers[codes].view(len(words), -1, MXFP4_BLOCK)

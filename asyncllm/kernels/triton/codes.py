@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 
 from asyncllm.kernels.triton.launch import NATIVE
 
@@ -110,7 +112,8 @@ def fp8_numbers(w, DTYPE: tl.constexpr):
 
 @triton.jit
 def mxfp4_numbers(packed):
-    """The e2m1 numbers of the first and of the second 32 of 64 columns, times 2^-126, as bfloat16.
+    """The e2m1 numbers of bytes, times 2^-126, as bfloat16: two for each byte, in two tensors; see
+    ``mxfp4_columns``.
 
     Sign, exponent and mantissa only move to their places there: the exponents' biases differ by
     126, which the scales make up for.
@@ -154,19 +157,93 @@ def _number(word, like):
 
 
 @triton.jit
+def mxfp4_columns(COLUMNS: tl.constexpr):
+    """The columns of the first numbers of ``mxfp4_numbers``; those of the second are 16 further.
+    COLUMNS is a multiple of 128."""
+    byte = tl.arange(0, COLUMNS // 2)
+    word = byte // 4 % 16
+    column = byte // 64 * 128 + word % 4 * 32 + word // 4 * 2 + byte % 4 // 2 * 8 + byte % 2
+    return tl.max_contiguous(tl.multiple_of(column, 2), 2)
+
+
+@triton.jit
 def mxfp4_factors(scales):
-    """What the numbers of ``mxfp4_numbers`` are multiplied with, of the first and second columns.
+    """What the numbers of ``mxfp4_numbers`` are multiplied with, the first and the second alike.
 
     Args:
         scales: uint8 [rows, groups], of an ``Mxfp4Matrix``; bfloat16 has the same exponents.
     """
     rows: tl.constexpr = scales.shape[0]
-    pairs: tl.constexpr = scales.shape[1] // 2
+    blocks: tl.constexpr = scales.shape[1] // 4
     factors = (scales.to(tl.int16) << 7).to(tl.bfloat16, bitcast=True)
-    low, high = tl.split(tl.reshape(factors, [rows, pairs, 2]))
-    low = tl.broadcast_to(low[:, :, None], [rows, pairs, 32])
-    high = tl.broadcast_to(high[:, :, None], [rows, pairs, 32])
-    return tl.reshape(low, [rows, pairs * 32]), tl.reshape(high, [rows, pairs * 32])
+    factors = tl.reshape(factors, [rows, blocks, 1, 4, 1])
+    return tl.reshape(tl.broadcast_to(factors, [rows, blocks, 4, 4, 4]), [rows, blocks * 64])
+
+
+#: Of the words of 64 rows: a thread has four of a row, and of the row eight below.
+MXFP4_WORDS = gl.constexpr(
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [8, 0]],
+        lane_bases=[[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, 16],
+    )
+)
+
+
+@gluon.jit
+def mxfp4_operand(words, scales):
+    """The first operand of a warpgroup's product, [64, 128] bfloat16, of words with eight codes of
+    a group each, [64, 16] in ``MXFP4_WORDS``; see ``mxfp4_numbers``. No number changes its thread.
+
+    Args:
+        scales: int32 [64]; the bytes of four groups.
+    """
+    shift = gl.arange(0, 16, layout=gl.SliceLayout(0, MXFP4_WORDS)) // 2 % 2 * 16
+    t0, t1, t2, t3, t4, t5, t6, t7 = gl.inline_asm_elementwise(
+        """{
+        .reg .b32 factor, zero, moved, other;
+        mov.b32 zero, 0x80008000;
+        prmt.b32 factor, $10, 0, 0x4040;
+        shl.b32 factor, factor, 7;
+        and.b32 $0, $8, 0x81C081C0;
+        shf.r.wrap.b32 moved, $8, $8, 6;
+        and.b32 $1, moved, 0x81C081C0;
+        shl.b32 moved, $8, 6;
+        and.b32 $2, moved, 0x81C081C0;
+        shl.b32 moved, $8, 4;
+        shr.u32 other, $8, 4;
+        lop3.b32 $3, moved, other, 0x81C081C0, 0x28;
+        fma.rn.bf16x2 $0, $0, factor, zero;
+        fma.rn.bf16x2 $1, $1, factor, zero;
+        fma.rn.bf16x2 $2, $2, factor, zero;
+        fma.rn.bf16x2 $3, $3, factor, zero;
+        prmt.b32 factor, $11, 0, 0x4141;
+        shl.b32 factor, factor, 7;
+        and.b32 $4, $9, 0x81C081C0;
+        shf.r.wrap.b32 moved, $9, $9, 6;
+        and.b32 $5, moved, 0x81C081C0;
+        shl.b32 moved, $9, 6;
+        and.b32 $6, moved, 0x81C081C0;
+        shl.b32 moved, $9, 4;
+        shr.u32 other, $9, 4;
+        lop3.b32 $7, moved, other, 0x81C081C0, 0x28;
+        fma.rn.bf16x2 $4, $4, factor, zero;
+        fma.rn.bf16x2 $5, $5, factor, zero;
+        fma.rn.bf16x2 $6, $6, factor, zero;
+        fma.rn.bf16x2 $7, $7, factor, zero;
+        }""",
+        "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r,r",
+        [words, scales[:, None] >> shift[None, :]],
+        dtype=(gl.bfloat16,) * 8,
+        is_pure=True,
+        pack=2,
+    )
+    low = gl.join(gl.join(t0, t1), gl.join(t2, t3))
+    high = gl.join(gl.join(t4, t5), gl.join(t6, t7))
+    parts = gl.reshape(gl.join(low, high), [64, 4, 2, 2, 2, 2, 2])
+    return gl.reshape(gl.permute(parts, [0, 2, 6, 5, 4, 1, 3]), [64, 128])
 
 
 @triton.jit

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from asyncllm.kernels.gpu import gpu_of
-from asyncllm.kernels.triton.experts import products, prompts
+from asyncllm.kernels.triton.experts import mxfp4, products, prompts
 from asyncllm.kernels.triton.experts.product import Product
 from asyncllm.kernels.triton.experts.products import Tile
 from asyncllm.kernels.triton.experts.routing import group_rows
@@ -149,8 +149,12 @@ class Kernels(NamedTuple):
 
 def choose_kernels(rows: int, experts: GatedExperts, x: Tensor) -> Kernels:
     """The kernels for so many rows of all experts."""
-    is_many = rows >= prompts.LEAST_ROWS * experts.num_experts
-    if is_many and x.is_cuda and gpu_of(x.device).is_hopper and _fits_prompts(experts, x):
+    each = rows / experts.num_experts
+    is_hopper = x.is_cuda and gpu_of(x.device).is_hopper
+    if is_hopper and each >= mxfp4.LEAST_ROWS and _are_paired_mxfp4(experts):
+        block, tile = mxfp4.choose_tile(each)
+        return Kernels(block, *[partial(mxfp4.multiply, tile=tile)] * 2)
+    if is_hopper and each >= prompts.LEAST_ROWS and _fits_prompts(experts, x):
         return Kernels(prompts.BLOCK_M.value, prompts.multiply, prompts.multiply)
     block, *tiles = choose_tiles(rows, experts, x)
     return Kernels(block, *(partial(products.multiply, tile=tile) for tile in tiles))
@@ -169,6 +173,11 @@ def ordered_kernels(rows: int, experts: GatedExperts, x: Tensor) -> Kernels:
     elif isinstance(experts.gate_up, Mxfp4Matrix):
         tiles = [_fitting(Tile(64, MXFP4_COLUMNS, 2, 3), block, experts.gate_up, x)] * 2
     return Kernels(block, *(partial(products.multiply, tile=tile) for tile in tiles))
+
+
+def _are_paired_mxfp4(experts: GatedExperts) -> bool:
+    weights = experts.gate_up, experts.down
+    return experts.paired and all(isinstance(weight, Mxfp4Matrix) for weight in weights)
 
 
 def _fits_prompts(experts: GatedExperts, x: Tensor) -> bool:
@@ -196,7 +205,7 @@ def choose_tiles(rows: int, experts: GatedExperts, x: Tensor) -> tuple[int, Tile
     elif isinstance(weight, Mxfp4Matrix):
         # Not four warps with more than 8 rows: Triton then takes wgmma, for whose first operand
         # ``mxfp4_numbers`` would get bytes of two rows at a time.
-        block = 8 if each <= 5 else 16 if each <= 12 else 32 if each <= 48 else 64
+        block = 8 if each <= 5 else 16 if each <= 12 else 32
         if each <= 0.25:
             first, second = Tile(32, 512, 2, 3), Tile(16, 256, 1, 5)
         elif each <= 5:
@@ -204,7 +213,7 @@ def choose_tiles(rows: int, experts: GatedExperts, x: Tensor) -> tuple[int, Tile
         elif each <= 12:
             first, second = Tile(64, 256, 2, 3), Tile(32, 256, 2, 3)
         else:
-            first = second = Tile(64, 128, 2, 3) if each <= 48 else Tile(64, 64, 2, 4)
+            first = second = Tile(64, 128, 2, 3)
     elif isinstance(weight, Fp8Matrix):
         block = 8 if each <= 2 else 16 if each <= 12 else 32 if each <= 24 else 64
         block = block if each <= 96 else 128

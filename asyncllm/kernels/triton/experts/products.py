@@ -20,6 +20,7 @@ import triton.language as tl
 
 from asyncllm.kernels.triton.activation import activate
 from asyncllm.kernels.triton.codes import (
+    mxfp4_columns,
     mxfp4_factors,
     mxfp4_numbers,
     offset_codes,
@@ -105,7 +106,7 @@ def mxfp4_sums(
     half = tl.arange(0, BLOCK_K // 2)
     w_at = packed + rows[:, None] * (PADDED // 2) + half[None, :]
     s_at = scale + rows[:, None] * (PADDED // 32) + tl.arange(0, BLOCK_K // 32)[None, :]
-    k = half // 32 * 64 + half % 32
+    k = mxfp4_columns(BLOCK_K)
     x_at += k[:, None]
     for start in tl.range(0, PADDED, BLOCK_K, num_stages=STAGES):
         if PADDED % BLOCK_K == 0:
@@ -116,11 +117,11 @@ def mxfp4_sums(
             group = start // 32 + tl.arange(0, BLOCK_K // 32)
             scales = tl.load(s_at + start // 32, (group < PADDED // 32)[None, :], other=0)
         first = tl.load(x_at + start, (start + k < K)[:, None] & has_row, other=0.0)
-        second = tl.load(x_at + start + 32, (start + k + 32 < K)[:, None] & has_row, other=0.0)
+        second = tl.load(x_at + start + 16, (start + k + 16 < K)[:, None] & has_row, other=0.0)
         low, high = mxfp4_numbers(codes)
-        low_factors, high_factors = mxfp4_factors(scales)
-        acc = _dot(scaled(low, low_factors), first, acc)
-        acc = _dot(scaled(high, high_factors), second, acc)
+        factors = mxfp4_factors(scales)
+        acc = _dot(scaled(low, factors), first, acc)
+        acc = _dot(scaled(high, factors), second, acc)
     return acc
 
 
