@@ -42,7 +42,7 @@ def read_kv_scales(
         specs: of all layers, with this rank's heads.
 
     Raises:
-        ModelError: a scale is not positive, or there are not as many as heads.
+        ModelError: a scale is not a finite number above 0, or there are not as many as heads.
     """
     stored: dict[int, dict[str, Header]] = {}
     for header in read_headers(weight_files(folder)):
@@ -62,21 +62,22 @@ def read_kv_scales(
 def _of_rank(header: Header, spec: AttentionSpec, ranks: Ranks) -> Tensor:
     """A rank's part of a tensor with one scale, or one for each head."""
     scales = read_tensor(header).float().flatten()
-    heads = spec.num_kv_heads
-    if scales.numel() == 1:
+    heads, count = spec.num_kv_heads, scales.numel()
+    if count == 1:
         scales = scales.expand(heads).clone()
-    elif scales.numel() >= heads and heads * ranks.size % scales.numel() == 0:
+    elif count == heads * ranks.size or (count and heads == 1 and ranks.size % count == 0):
         # With fewer heads than ranks, several ranks have the same one.
-        first = ranks.rank * scales.numel() // ranks.size
+        first = ranks.rank * count // ranks.size
         scales = scales[first : first + heads]
     else:
         raise ModelError(
-            f"{header.file}: tensor {header.name!r} has {scales.numel()} scales, which do not fit "
+            f"{header.file}: tensor {header.name!r} has {count} scales, which do not fit "
             f"{heads * ranks.size} heads of keys and values"
         )
-    if not bool((scales.isfinite() & (scales > 0)).all()):
+    wrong = scales[~(scales.isfinite() & (scales > 0))]
+    if wrong.numel():
         raise ModelError(
-            f"{header.file}: tensor {header.name!r} has a scale that is not above 0: "
-            f"{scales.min().item():g}"
+            f"{header.file}: tensor {header.name!r} has the scale {wrong[0].item():g}, which is "
+            "not a finite number above 0"
         )
     return scales

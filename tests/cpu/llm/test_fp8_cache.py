@@ -168,8 +168,9 @@ def test_one_scale_for_keys_and_values(folder_of: Callable[[str], Path], tmp_pat
 @pytest.mark.parametrize(
     ("scales", "words"),
     [
-        (torch.tensor(0.0), "is not above 0"),
-        (torch.tensor([1.0, torch.nan]), "is not above 0"),
+        (torch.tensor(0.0), "the scale 0, which is not a finite number above 0"),
+        (torch.tensor([1.0, torch.nan]), "the scale nan, which is not a finite number above 0"),
+        (torch.tensor([torch.inf, 1.0]), "the scale inf, which is not a finite number above 0"),
         (torch.ones(3), "3 scales, which do not fit 2 heads"),
     ],
 )
@@ -180,6 +181,19 @@ def test_broken_scales_are_refused(
     folder = _with_tensors(tmp_path / "model", folder_of("llama"), tensors)
     with pytest.raises(ModelError, match=words):
         _scales_of(folder)
+
+
+@pytest.mark.parametrize(("count", "heads"), [(2, 2), (6, 2), (0, 2), (0, 1)])
+def test_scales_that_do_not_fit_the_heads_are_refused_by_each_of_two_ranks(
+    count: int, heads: int, folder_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    tensors = {f"model.layers.1.self_attn.{kind}_scale": torch.ones(count) for kind in "kv"}
+    folder = _with_tensors(tmp_path / "model", folder_of("llama"), tensors)
+    specs = load_model(folder, read_spec(folder), torch.float32, "cpu").attention_specs
+    own = [replace(spec, num_heads=4, num_kv_heads=heads) for spec in specs]
+    for rank in range(2):
+        with pytest.raises(ModelError, match=f"{count} scales, which do not fit {2 * heads} heads"):
+            read_kv_scales(folder, own, Apart(rank, 2))
 
 
 def _scales_of(folder: Path) -> dict[int, Tensor]:
