@@ -7,8 +7,8 @@ program. Rows of x are gathered as they are loaded.
 Weights in 4 bits are converted to the dtype of x, exactly, on their way to the tensor cores. With
 weights in 8 bits, x is rounded to 8 bits, too. Either is done however many rows there are.
 
-On an H200, 8 to 256 tokens take as long as reading the chosen experts; 8,192 take 1.8 times as long
-as multiplying at 790 TFLOP/s (docs/kernels.md).
+On an H200, 8 to 256 tokens take as long as reading the chosen experts (docs/kernels.md). Prompts
+have other kernels there.
 """
 
 from __future__ import annotations
