@@ -53,7 +53,10 @@ def wrapped(text: str) -> str:
 def is_free() -> bool:
     """Whether stderr is a terminal in which neither tqdm nor rich draws a bar of the program's."""
     tqdm = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
-    rich = any(type(thread).__module__ == "rich.live" for thread in threading.enumerate())
+    kind = getattr(sys.modules.get("rich.live"), "_RefreshThread", ())
+    threads = [thread for thread in threading.enumerate() if isinstance(thread, kind)]
+    # Those of bars that have ended may run a moment longer.
+    rich = not all(thread.done.is_set() for thread in threads)
     return sys.stderr.isatty() and not getattr(tqdm, "_instances", ()) and not rich
 
 

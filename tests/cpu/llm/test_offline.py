@@ -16,11 +16,12 @@ from typing import Any, cast
 import pytest
 import tqdm
 from rich.console import Console
+from rich.live import Live, _RefreshThread
 from rich.progress import Progress
 
 from asyncllm import LLM, SamplingParams
 from asyncllm.errors import BadRequest, EngineDead, ModelError
-from asyncllm.system.terminal import progress_bar
+from asyncllm.system.terminal import is_free, progress_bar
 from tests.support.server.echo_llm import EchoLLM, echo_class
 
 MakeLLM = Callable[..., LLM]
@@ -191,6 +192,16 @@ def test_in_a_terminal_it_is_drawn_unless_another_bar_is(
         with progress_bar("", 2, "steps"):
             assert not drawn()
         assert drawn()
+
+
+def test_a_bar_that_has_ended_leaves_the_terminal_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although rich's thread, for which it does not wait, still runs."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    thread = _RefreshThread(Live(), 1.0)
+    monkeypatch.setattr("threading.enumerate", lambda: [thread])
+    assert not is_free()
+    thread.done.set()
+    assert is_free()
 
 
 def test_close_ends_the_thread_and_later_calls(make_llm: MakeLLM) -> None:

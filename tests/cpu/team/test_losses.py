@@ -80,7 +80,7 @@ async def test_a_rank_that_is_lost_while_ranks_join(
     plant(
         f"""
         import os, signal, time, asyncllm.parallel.group as group
-        def join(*args):
+        def join(*args, **options):
             os.kill(os.getpid(), signal.{how})
             time.sleep(1000)
         group.join = join
