@@ -29,7 +29,7 @@ from asyncllm.kernels.triton.attention.ordered_parts import (
     piece_of,
     take_tile,
 )
-from asyncllm.kernels.triton.attention.prefill_tiles import FIELDS, find_tiles
+from asyncllm.kernels.triton.attention.prefill_tiles import find_tiles, load_tile
 from asyncllm.kernels.triton.launch import Launcher, Scratch, next_power_of_2
 from asyncllm.kernels.types import AttentionSpec, DecodeRows, PrefillRows
 
@@ -162,58 +162,33 @@ def _attend_rows(
     tile = tl.program_id(0) // KV_HEADS
     if tile >= tl.load(tiles):
         return
-    entry = tiles + (1 + tile) * FIELDS
-    first_token = tl.load(entry)
-    end_token = tl.load(entry + 1)
-    shift = tl.load(entry + 2)
-    table = block_table + tl.load(entry + 3).to(tl.int64) * table_stride
-
-    lane = tl.arange(0, QUERIES)
-    token = first_token + lane // GROUP
-    head = kv_head * GROUP + lane % GROUP
-    dim = tl.arange(0, DIMS)
-    is_query = (lane < QUERIES // GROUP * GROUP) & (token < end_token)
-    inside = is_query[:, None] & (dim < HEAD_DIM)[None, :]
-    q_at = token.to(tl.int64) * q_token_stride + head * q_head_stride
-    queries = tl.load(q + q_at[:, None] + dim[None, :], mask=inside, other=0.0)
+    queries, inside, token, head, query_at, first, stop, table = load_tile(
+        q, block_table, tiles, tile, kv_head, table_stride, q_token_stride, q_head_stride,
+        GROUP, HEAD_DIM, QUERIES, DIMS,
+    )  # fmt: skip
     if scales is not None:
         scale *= tl.load(scales + kv_head)
-    query_at = token + shift
-    stop = end_token + shift  # of the keys that some query of this tile sees
-
     acc = tl.zeros([QUERIES, DIMS], tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     peak = tl.full([QUERIES], LOWEST, tl.float32)
     piece_acc, totals, piece_peak = no_keys(QUERIES, DIMS)
     begin = 0
     if HAS_WINDOW:
-        begin = tl.maximum(first_token + shift + 1 - window, 0) // KEYS * KEYS
+        begin = tl.maximum(first + 1 - window, 0) // KEYS * KEYS
         whole = begin
     else:
         # Tiles of which all queries see every key need no mask.
-        whole = (first_token + shift + 1) // KEYS * KEYS
-        for key in range(0, whole, KEYS):
-            piece_acc, totals, piece_peak = take_tile(
-                piece_acc, totals, piece_peak, queries, query_at, keys, values, table, kv_head, key,
-                stop, scale, softcap, window, False, HAS_SOFTCAP, HAS_WINDOW, PAGE_SIZE, KV_HEADS,
-                HEAD_DIM, DIMS, PRECISION,
-            )  # fmt: skip
-            if piece_of(key + KEYS) != piece_of(key):
-                acc, total, peak = add_piece(
-                    acc, total, peak, piece_acc, tl.sum(totals, axis=1), piece_peak
-                )
-                piece_acc, totals, piece_peak = no_keys(QUERIES, DIMS)
-    for key in range(whole, stop, KEYS):
-        piece_acc, totals, piece_peak = take_tile(
-            piece_acc, totals, piece_peak, queries, query_at, keys, values, table, kv_head, key,
-            stop, scale, softcap, window, True, HAS_SOFTCAP, HAS_WINDOW, PAGE_SIZE, KV_HEADS,
-            HEAD_DIM, DIMS, PRECISION,
+        whole = (first + 1) // KEYS * KEYS
+        acc, total, peak, piece_acc, totals, piece_peak = _take_tiles(
+            acc, total, peak, piece_acc, totals, piece_peak, queries, query_at, keys, values, table,
+            kv_head, begin, whole, stop, scale, softcap, window, False, HAS_SOFTCAP, HAS_WINDOW,
+            PAGE_SIZE, KV_HEADS, HEAD_DIM, QUERIES, DIMS, PRECISION,
         )  # fmt: skip
-        if piece_of(key + KEYS) != piece_of(key):
-            acc, total, peak = add_piece(
-                acc, total, peak, piece_acc, tl.sum(totals, axis=1), piece_peak
-            )
-            piece_acc, totals, piece_peak = no_keys(QUERIES, DIMS)
+    acc, total, peak, piece_acc, totals, piece_peak = _take_tiles(
+        acc, total, peak, piece_acc, totals, piece_peak, queries, query_at, keys, values, table,
+        kv_head, whole, stop, stop, scale, softcap, window, True, HAS_SOFTCAP, HAS_WINDOW,
+        PAGE_SIZE, KV_HEADS, HEAD_DIM, QUERIES, DIMS, PRECISION,
+    )  # fmt: skip
     acc, total, peak = add_piece(acc, total, peak, piece_acc, tl.sum(totals, axis=1), piece_peak)
     if sinks is not None:
         acc, total, _ = take_sinks(acc, total, peak, tl.load(sinks + head))
@@ -222,7 +197,31 @@ def _attend_rows(
     if scales is not None:
         result *= tl.load(scales + KV_HEADS + kv_head)
     out_at = (token.to(tl.int64) * (KV_HEADS * GROUP) + head) * HEAD_DIM
+    dim = tl.arange(0, DIMS)
     tl.store(out + out_at[:, None] + dim[None, :], result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _take_tiles(
+    acc, total, peak, piece_acc, totals, piece_peak, queries, query_at, keys, values, table,
+    kv_head, begin, end, stop, scale, softcap, window,
+    MASKED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, QUERIES: tl.constexpr,
+    DIMS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Take the tiles from ``begin`` to ``end``, and add each piece that ends there to the sums."""
+    for key in range(begin, end, KEYS):
+        piece_acc, totals, piece_peak = take_tile(
+            piece_acc, totals, piece_peak, queries, query_at, keys, values, table, kv_head, key,
+            stop, scale, softcap, window, MASKED, HAS_SOFTCAP, HAS_WINDOW, PAGE_SIZE, KV_HEADS,
+            HEAD_DIM, DIMS, PRECISION,
+        )  # fmt: skip
+        if piece_of(key + KEYS) != piece_of(key):
+            acc, total, peak = add_piece(
+                acc, total, peak, piece_acc, tl.sum(totals, axis=1), piece_peak
+            )
+            piece_acc, totals, piece_peak = no_keys(QUERIES, DIMS)
+    return acc, total, peak, piece_acc, totals, piece_peak
 
 
 _launch_pieces = Launcher(_attend_pieces, fuses=False)

@@ -22,7 +22,7 @@ from torch import Tensor
 from asyncllm.kernels.triton.attention import prefill_hopper
 from asyncllm.kernels.triton.attention.decode_encode import as_float16
 from asyncllm.kernels.triton.attention.decode_pieces import LOG2_E, LOWEST, take_sinks
-from asyncllm.kernels.triton.attention.prefill_tiles import FIELDS, find_tiles
+from asyncllm.kernels.triton.attention.prefill_tiles import find_tiles, load_tile
 from asyncllm.kernels.triton.launch import Launcher, next_power_of_2, shared_bytes
 from asyncllm.kernels.types import AttentionSpec, PrefillRows
 
@@ -141,39 +141,25 @@ def _prefill(
     tile = tl.program_id(0) // KV_HEADS
     if tile >= tl.load(tiles):
         return
-    entry = tiles + (1 + tile) * FIELDS
-    first = tl.load(entry)
-    end = tl.load(entry + 1)
-    shift = tl.load(entry + 2)
-    table = block_table + tl.load(entry + 3).to(tl.int64) * table_stride
-
-    lane = tl.arange(0, QUERIES)
-    token = first + lane // GROUP
-    head = kv_head * GROUP + lane % GROUP
-    dim = tl.arange(0, DIMS)
-    inside = ((lane < QUERIES // GROUP * GROUP) & (token < end))[:, None] & (dim < HEAD_DIM)[
-        None, :
-    ]
-    q_at = token.to(tl.int64) * q_token_stride + head * q_head_stride
-    queries = tl.load(q + q_at[:, None] + dim[None, :], mask=inside, other=0.0)
-
+    queries, inside, token, head, query_at, first, stop, table = load_tile(
+        q, block_table, tiles, tile, kv_head, table_stride, q_token_stride, q_head_stride,
+        GROUP, HEAD_DIM, QUERIES, DIMS,
+    )  # fmt: skip
     of_queries = None
     if scales is not None:
         scale *= tl.load(scales + kv_head)
         if q.dtype.element_ty != tl.float32:
             queries, of_queries = as_float16(queries)
-    query_at = token + shift
-    stop = end + shift  # of the keys that some query of this tile sees
     acc = tl.zeros([QUERIES, DIMS], tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     peak = tl.full([QUERIES], LOWEST, tl.float32)
     begin = 0
     if HAS_WINDOW:
-        begin = tl.maximum(first + shift + 1 - window, 0) // KEYS * KEYS
+        begin = tl.maximum(first + 1 - window, 0) // KEYS * KEYS
         whole = begin
     else:
         # Blocks of which all queries of this tile see every key need no mask.
-        whole = (first + shift + 1) // KEYS * KEYS
+        whole = (first + 1) // KEYS * KEYS
         acc, total, peak = _attend(
             acc, total, peak, queries, of_queries, query_at, keys, values, table, kv_head, begin,
             whole, stop, scale, softcap, window, False, HAS_SOFTCAP, HAS_WINDOW, PAGE_SIZE,
@@ -191,6 +177,7 @@ def _prefill(
     # Lanes without a query may have a total of 0.
     result = (acc / tl.maximum(total, 1e-30)[:, None]).to(out.dtype.element_ty)
     out_at = (token.to(tl.int64) * (KV_HEADS * GROUP) + head) * HEAD_DIM
+    dim = tl.arange(0, DIMS)
     tl.store(out + out_at[:, None] + dim[None, :], result, mask=inside)
 
 

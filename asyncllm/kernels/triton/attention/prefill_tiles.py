@@ -52,6 +52,33 @@ def find_tiles(rows: PrefillRows, num_tokens: int, size: int, room: int = 1) -> 
     return rows.tiles[size, room]
 
 
+@triton.jit
+def load_tile(
+    q, block_table, tiles, tile, kv_head, table_stride, q_token_stride, q_head_stride,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, QUERIES: tl.constexpr, DIMS: tl.constexpr,
+):  # fmt: skip
+    """The queries of a tile, [QUERIES, DIMS], and where they are.
+
+    Returns:
+        The queries and the mask of those that exist; of each its token, its head and its position
+        in the sequence; the position of the first one, and that after the last; the row's pages.
+    """
+    entry = tiles + (1 + tile) * FIELDS
+    first = tl.load(entry)
+    end = tl.load(entry + 1)
+    shift = tl.load(entry + 2)
+    table = block_table + tl.load(entry + 3).to(tl.int64) * table_stride
+    lane = tl.arange(0, QUERIES)
+    token = first + lane // GROUP
+    head = kv_head * GROUP + lane % GROUP
+    dim = tl.arange(0, DIMS)
+    is_query = (lane < QUERIES // GROUP * GROUP) & (token < end)
+    inside = is_query[:, None] & (dim < HEAD_DIM)[None, :]
+    q_at = token.to(tl.int64) * q_token_stride + head * q_head_stride
+    queries = tl.load(q + q_at[:, None] + dim[None, :], mask=inside, other=0.0)
+    return queries, inside, token, head, token + shift, first + shift, end + shift, table
+
+
 @triton.jit(do_not_specialize=["slots", "starts", "q_offsets", "num_rows", "size", "room"])
 def _find_tiles(
     slots,

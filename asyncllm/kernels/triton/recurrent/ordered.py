@@ -23,6 +23,23 @@ COLUMNS = 8
 
 
 @triton.jit
+def _open(
+    matrices, starts, row, slot, head,
+    KEYS: tl.constexpr, VALUES: tl.constexpr, MATRIX_STRIDE: tl.constexpr,
+    KEY_BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The program's part of a matrix: its keys and columns, where it is, which elements exist, and
+    its numbers before the row's first token."""
+    key = tl.arange(0, KEY_BLOCK)[:, None]
+    column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    is_element = (key < KEYS) & (column < VALUES)
+    place = matrices + slot * MATRIX_STRIDE + head * (KEYS * VALUES) + key * VALUES + column
+    is_known = tl.load(starts + row) > 0
+    state = tl.load(place, mask=is_element & is_known, other=0.0).to(tl.float32)
+    return key, column, place, is_element, state
+
+
+@triton.jit
 def _rounded(state, matrices):
     """The matrix as the next step reads it."""
     return state.to(matrices.dtype.element_ty).to(tl.float32)
@@ -61,12 +78,9 @@ def _delta_tokens(
     slot = tl.load(slots + row).to(tl.int64)
     if end == begin:
         return
-    key = tl.arange(0, KEY_BLOCK)[:, None]
-    column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    is_element = (key < KEYS) & (column < VALUES)
-    place = matrices + slot * MATRIX_STRIDE + head * (KEYS * VALUES) + key * VALUES + column
-    is_known = tl.load(starts + row) > 0
-    state = tl.load(place, mask=is_element & is_known, other=0.0).to(tl.float32)
+    key, column, place, is_element, state = _open(
+        matrices, starts, row, slot, head, KEYS, VALUES, MATRIX_STRIDE, KEY_BLOCK, COLUMNS
+    )
     first_q = head // (HEADS // KEY_HEADS) * KEYS
     first_k = KEY_HEADS * KEYS + first_q
     first_v = 2 * KEY_HEADS * KEYS + head * VALUES
@@ -111,12 +125,9 @@ def _mamba_tokens(
     slot = tl.load(slots + row).to(tl.int64)
     if end == begin:
         return
-    key = tl.arange(0, KEY_BLOCK)[:, None]
-    column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    is_element = (key < KEYS) & (column < VALUES)
-    place = matrices + slot * MATRIX_STRIDE + head * (KEYS * VALUES) + key * VALUES + column
-    is_known = tl.load(starts + row) > 0
-    state = tl.load(place, mask=is_element & is_known, other=0.0).to(tl.float32)
+    key, column, place, is_element, state = _open(
+        matrices, starts, row, slot, head, KEYS, VALUES, MATRIX_STRIDE, KEY_BLOCK, COLUMNS
+    )
     first_k = INNER + head // (HEADS // GROUPS) * KEYS
     for token in range(begin, end):
         at = xkq + tl.cast(token, tl.int64) * CHANNELS
