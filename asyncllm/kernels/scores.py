@@ -94,7 +94,7 @@ def best_scores(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     rank = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     last = scores.shape[1] - 1
     ids = torch.arange(last, -1, -1, device=scores.device)
-    keys = rank.long() * 2**32 + ids
+    keys = torch.add(ids, rank, alpha=2**32)
     ids = last - (keys.topk(count, dim=-1).values & (2**32 - 1))
     return scores.gather(1, ids), ids
 

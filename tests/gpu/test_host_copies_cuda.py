@@ -210,6 +210,7 @@ def test_a_state_is_loaded_only_when_nothing_before_reads_its_slot() -> None:
     """Steps and copies from slot to slot are in the order of plans; the copy's stream waits."""
     device = CudaDevice()
     states = StatePool({0: StateShape(64, 3, 4, 64, 64)}, 4, torch.bfloat16, device.torch_device)
+    states.warm_up(device.upload)
     tiers = Tiers(device, host_pages=300, states=states)
     size = -(-sum(len(part) for part in states.bytes_of(1)) // tiers.pool.page_bytes)
     for slot in range(5):
