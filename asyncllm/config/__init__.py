@@ -10,3 +10,4 @@ from asyncllm.config.engine_config import PolicyName as PolicyName
 from asyncllm.config.engine_limits import EngineLimits as EngineLimits
 from asyncllm.config.speculative_config import SpeculativeConfig as SpeculativeConfig
 from asyncllm.config.speculative_config import parse_speculative as parse_speculative
+from asyncllm.config.speculative_config import synthetic_rate as synthetic_rate

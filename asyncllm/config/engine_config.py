@@ -12,7 +12,7 @@ import msgspec
 
 from asyncllm.config import option_fields
 from asyncllm.config.option_fields import MANY, Count, Gpus, Share, Threads, doc
-from asyncllm.config.speculative_config import DRAFT_TOKENS, check_speculative, parse_speculative
+from asyncllm.config.speculative_config import check_speculative, draft_rules, most_drafted
 from asyncllm.errors import BadRequest
 from asyncllm.types import MAX_CACHE_TTL
 from asyncllm.types.sampling_defaults import check_overrides
@@ -308,7 +308,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
         if self.device == "sim":
             need(self.tp == 1, "tp", "the simulated device has no tensor parallelism: tp must be 1")
-        for rule in option_fields.deterministic_rules(self):
+        for rule in (*option_fields.deterministic_rules(self), *draft_rules(self)):
             need(*rule)
         publishes = self.kv_events is not None
         need(self.prefix_caching or not publishes, "kv_events", "kv_events needs prefix_caching")
@@ -319,16 +319,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         few = f"must leave every one of max_num_seqs ({rows}) its decode token"
         param = "max_num_batched_tokens"
         need(budget is None or budget >= rows, param, f"{param} ({budget}) {few}")
-        drafts = self.draft_tokens
-        small = f"a draft of {drafts} tokens needs max_num_seqs of more than {rows}"
-        fits = self.speculative_config is None or drafts < rows
-        need(fits, "speculative_config", f"speculative_config: {small}")
 
     @property
     def draft_tokens(self) -> int:
         """The most tokens of a draft."""
-        given = self.speculative_config
-        return DRAFT_TOKENS if given is None else parse_speculative(given).num_speculative_tokens
+        return most_drafted(self.speculative_config)
 
     @property
     def model_overrides(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -27,6 +28,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         num_speculative_tokens: the most tokens of a draft.
         prompt_lookup_min, prompt_lookup_max: how many of the last tokens must be found, and how
             many are looked for.
+        synthetic_acceptance: for benchmarks of random weights: chance decides how many tokens of a
+            draft are right, so that a row with the longest draft yields so many tokens on average.
 
     Raises:
         BadRequest: a value is out of range.
@@ -36,6 +39,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     num_speculative_tokens: int = DRAFT_TOKENS
     prompt_lookup_min: int = 3
     prompt_lookup_max: int = 8
+    synthetic_acceptance: float | None = None
 
     def __post_init__(self) -> None:
         _check_method(self.method)
@@ -52,6 +56,46 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             "prompt_lookup_min must be from 1 to prompt_lookup_max "
             f"({self.prompt_lookup_max}), not {self.prompt_lookup_min}",
         )
+        mean, most = self.synthetic_acceptance, self.num_speculative_tokens + 1
+        _need(
+            mean is None or 1 <= mean <= most,
+            f"synthetic_acceptance must be from 1 to num_speculative_tokens + 1 ({most}), not "
+            f"{mean}",
+        )
+
+
+def synthetic_rate(value: dict[str, Any] | None) -> float | None:
+    """With ``synthetic_acceptance``, how probable it is that a drafted token is right if those
+    before are; otherwise None."""
+    config = None if value is None else parse_speculative(value)
+    if config is None or config.synthetic_acceptance is None:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        rate = (low + high) / 2
+        mean = sum(rate**count for count in range(config.num_speculative_tokens + 1))
+        low, high = (rate, high) if mean < config.synthetic_acceptance else (low, rate)
+    return high if config.synthetic_acceptance > 1 else 0.0
+
+
+def most_drafted(value: dict[str, Any] | None) -> int:
+    """The most tokens of a draft, given the option's value."""
+    return DRAFT_TOKENS if value is None else parse_speculative(value).num_speculative_tokens
+
+
+def draft_rules(config: Any) -> Iterator[tuple[bool, str, str]]:
+    """What drafts need of an engine's other options: whether they are so, the one at fault, and
+    the error message."""
+    name, value, rows = "speculative_config", config.speculative_config, config.max_num_seqs
+    if value is None:
+        return
+    drafts = most_drafted(value)
+    small = f"a draft of {drafts} tokens needs max_num_seqs of more than {rows}"
+    yield drafts < rows, name, f"{name}: {small}"
+    # With real weights, answers would be wrong, and look right.
+    no_model = config.load_format == "dummy" or config.device == "sim"
+    plain = synthetic_rate(value) is None
+    yield no_model or plain, name, f"{name}: synthetic_acceptance needs load_format dummy"
 
 
 def parse_speculative(value: dict[str, Any]) -> SpeculativeConfig:

@@ -119,6 +119,8 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
         plan_us, apply_us, deliver_us: of the event loop, per step.
         launch_us, collect_us: of the executor thread, per step, without its waits for the device.
         loop_share: the share of the time in which the event loop's thread computed anything.
+        drafts, drafted, drafted_right: drafts that were verified, their tokens, and how many of
+            these were right.
     """
 
     seconds: float
@@ -132,6 +134,9 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
     launch_us: float
     collect_us: float
     loop_share: float | None = None
+    drafts: int = 0
+    drafted: int = 0
+    drafted_right: int = 0
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +148,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     gap_total: float
     num_gaps: int
     num_lags: int
+    drafts: tuple[int, int, int]
 
 
 @dataclass(slots=True)
@@ -157,10 +163,10 @@ class EngineStats:
     ``prompt_tokens`` counts prompts whose answer has begun. Of the ``admitted_tokens`` of prompts
     that began to run, ``cached_tokens`` were in the prefix cache; of those, ``host_cached_tokens``
     had to be loaded from the host. Of ``pages_evicted``, the host tier had no time to save
-    ``pages_dropped``. ``drafted`` counts the drafted tokens that were verified by kind of draft,
-    and ``drafted_right`` those that were right. ``finished`` counts requests by finish reason,
-    "deadline" and "error" included, ``errors`` the failed ones by cause, and ``tenants`` what each
-    tenant used.
+    ``pages_dropped``. ``drafts`` counts the drafts that were verified by kind, ``drafted`` their
+    tokens, and ``drafted_right`` those that were right. ``finished`` counts requests by finish
+    reason, "deadline" and "error" included, ``errors`` the failed ones by cause, and ``tenants``
+    what each tenant used.
 
     Sums over steps: ``cpu_plan``, ``cpu_apply`` and ``cpu_deliver`` of the loop thread,
     ``cpu_launch`` and ``cpu_collect`` of the executor thread without its waits, ``device_busy`` of
@@ -200,6 +206,7 @@ class EngineStats:
     cached_tokens: int = 0
     host_cached_tokens: int = 0
     generation_tokens: int = 0
+    drafts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     drafted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     drafted_right: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     finished: dict[str, int] = field(
@@ -268,6 +275,7 @@ class EngineStats:
         self.states_used, self.states_evicted = states.num_used, states.num_evicted
 
         for kind, tally in scheduler.drafted.items():
+            self.drafts[kind] = tally.num_drafts
             self.drafted[kind] = tally.num_drafted
             self.drafted_right[kind] = tally.num_right
 
@@ -284,6 +292,7 @@ class EngineStats:
             gap_total=self.launch_gap.histogram.total,
             num_gaps=self.launch_gap.count,
             num_lags=self.result_lag.count,
+            drafts=self._drafts(),
         )
 
     def since(self, before: Snapshot) -> StepFigures:
@@ -296,6 +305,8 @@ class EngineStats:
         gap_p99 = gap.percentile(99, before.num_gaps)
         lag_p99 = self.result_lag.percentile(99, before.num_lags)
         lag_max = self.result_lag.percentile(100, before.num_lags)
+        drafts = (now - then for now, then in zip(self._drafts(), before.drafts, strict=True))
+        num_drafts, num_drafted, num_right = drafts
         return StepFigures(
             seconds=seconds,
             steps=steps,
@@ -311,7 +322,16 @@ class EngineStats:
             deliver_us=deliver,
             launch_us=launch,
             collect_us=collect,
+            drafts=num_drafts,
+            drafted=num_drafted,
+            drafted_right=num_right,
         )
+
+    def _drafts(self) -> tuple[int, int, int]:
+        drafts, drafted, right = (
+            sum(kinds.values()) for kinds in (self.drafts, self.drafted, self.drafted_right)
+        )
+        return drafts, drafted, right
 
     def _sums(self) -> tuple[float, ...]:
         return (

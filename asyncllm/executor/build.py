@@ -22,7 +22,7 @@ from torch import Tensor
 
 from asyncllm.attention.base import AttentionBackend, GraphBackend
 from asyncllm.attention.choose import choose_backend
-from asyncllm.config import EngineConfig, EngineLimits
+from asyncllm.config import EngineConfig, EngineLimits, synthetic_rate
 from asyncllm.errors import ModelError
 from asyncllm.executor.choose_device import (
     cache_dtype,
@@ -49,7 +49,7 @@ from asyncllm.executor.runner import ModelRunner
 from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.executor.sampling.token_constraint import Grammars
 from asyncllm.executor.startup_bill import StartupBill
-from asyncllm.executor.step.eager import EagerForward
+from asyncllm.executor.step.eager import EagerForward, StepForward
 from asyncllm.executor.step.graphs import GraphedForward
 from asyncllm.executor.step.padded_steps import (
     PaddedSteps,
@@ -58,6 +58,7 @@ from asyncllm.executor.step.padded_steps import (
 )
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.executor.step.state_pool import StatePool
+from asyncllm.executor.step.synthetic import SyntheticAcceptance
 from asyncllm.executor.worker import Worker
 from asyncllm.kernels.gpu import gpu_of
 from asyncllm.kernels.support import obstacle, say_what_runs
@@ -202,7 +203,11 @@ def _build(
                 states.warm_up(device.upload)
             eager = EagerForward(model, backend, states, sampler, table, limits.page_size, device)
             graphed = _captured(config, eager, limits, ranks)
-        runner = ModelRunner(graphed or eager, sampler, table, copier, states, device)
+            forward: StepForward = graphed or eager
+            if (rate := synthetic_rate(config.speculative_config)) is not None:
+                log.warning("chance decides what is right of drafts: answers mean nothing")
+                forward = SyntheticAcceptance(forward, rate, sampler, device)
+        runner = ModelRunner(forward, sampler, table, copier, states, device)
     watch.start_serving()
     capture_next = graphed.capture_next if graphed else None
     return Worker(runner, limits, device, capture_next, watch, ranks)

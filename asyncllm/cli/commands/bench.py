@@ -132,6 +132,13 @@ def _add_common(parser: argparse.ArgumentParser, names: str) -> None:
         metavar="NAME",
         help="name of the column or field that has the prompts in that file",
     )
+    parser.add_argument(
+        "--synthetic-acceptance",
+        type=positive(float),
+        metavar="FLOAT",
+        help="with --load-format dummy: chance decides how many tokens of a draft are right, so "
+        "that a row with the longest draft yields this many tokens on average; texts mean nothing",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to a file")
     parser.add_argument(
         "--compare",
@@ -154,7 +161,7 @@ def run_offline(args: argparse.Namespace) -> int:
     from asyncllm.llm.load import name_of
     from asyncllm.system.event_loop import run_with_device
 
-    config = options.config_from_args(args, EngineConfig)
+    config = _config(args)
     prompts = read_prompts(args)
     chosen = offline_cases(args) if prompts is None else []
     if prompts is not None and prompts.timed:
@@ -202,7 +209,9 @@ async def _measure_offline(
 
 
 def run_serve(args: argparse.Namespace) -> int:
-    config = options.config_from_args(args, EngineConfig)
+    if args.url and args.synthetic_acceptance is not None:
+        options.usage_error(args, "--synthetic-acceptance: the server at --url decides")
+    config = _config(args)
     if args.url:
         options.refuse_engine_options(args)
     chosen = online_cases(args)
@@ -260,6 +269,14 @@ def _warn(row: OnlineRow) -> None:
 
 
 # -- both ------------------------------------------------------------------------------------------
+
+
+def _config(args: argparse.Namespace) -> EngineConfig:
+    """The engine's options, those of ``--synthetic-acceptance`` included."""
+    if args.synthetic_acceptance is not None:
+        given = vars(args).get("speculative_config") or {"method": "ngram"}
+        args.speculative_config = {**given, "synthetic_acceptance": args.synthetic_acceptance}
+    return options.config_from_args(args, EngineConfig)
 
 
 def _prepare(args: argparse.Namespace, model: str) -> Earlier | None:

@@ -66,12 +66,14 @@ class Evidence:
 
 @dataclass(slots=True)
 class Tally:
-    """Tokens of one kind of draft that were verified, and how many of them were right."""
+    """Drafts of one kind that were verified, their tokens, and how many of these were right."""
 
+    num_drafts: int = 0
     num_drafted: int = 0
     num_right: int = 0
 
     def add(self, num_drafted: int, num_right: int) -> None:
+        self.num_drafts += 1
         self.num_drafted += num_drafted
         self.num_right += num_right
 

@@ -54,14 +54,17 @@ class PromptLookup:
 
     Args:
         least, most: tokens that must be found, and that are looked for.
+        always: where nothing is found, the draft is the last token again and again, for benchmarks
+            in which chance decides what is right.
     """
 
     kind = "lookup"
     prior = 0.6
 
-    def __init__(self, least: int, most: int):
+    def __init__(self, least: int, most: int, *, always: bool = False):
         self._least = least
         self._most = most
+        self._always = always
 
     def propose(self, tokens: array[int], most: int) -> Seq[int]:
         first = max(0, len(tokens) - LOOKED_AT)
@@ -70,7 +73,7 @@ class PromptLookup:
         end = len(recent)
         after = _after_match(recent, recent[:-1], self._least, self._most, end)
         if after is None:
-            return ()
+            return [tokens[-1]] * most if self._always else ()
         # The text that repeats itself goes on to do so.
         index = after + np.arange(most) % (end - after)
         found: list[int] = recent[index].tolist()
@@ -209,7 +212,9 @@ def make_drafts(
         if params.predicted_ids:
             drafts.append(Prediction(params.predicted_ids, num_prompt))
     if lookup is not None:
-        drafts.append(PromptLookup(lookup.prompt_lookup_min, lookup.prompt_lookup_max))
+        always = lookup.synthetic_acceptance is not None
+        sizes = lookup.prompt_lookup_min, lookup.prompt_lookup_max
+        drafts.append(PromptLookup(*sizes, always=always))
     return drafts
 
 

@@ -204,6 +204,11 @@ class Sampler:
             relay=relay,
         )
 
+    @property
+    def streams(self) -> Tensor:
+        """Of random numbers, by slot: int64 [num_slots + 1]."""
+        return self._table[:, 0]
+
     def sample(
         self,
         logits: Tensor,

@@ -57,10 +57,11 @@ class Computed(NamedTuple):
 class SimDevice:
     """State by slot and by page. Steps and copies are in flight until they are reported."""
 
-    def __init__(self, limits: EngineLimits):
+    def __init__(self, limits: EngineLimits, synthetic_rate: float | None = None):
         slots, max_len = limits.max_num_seqs, limits.max_model_len
         max_pages = -(-max_len // limits.page_size)
         self._limits = limits
+        self._synthetic_rate = synthetic_rate
         self._page_size = limits.page_size
         self._pages = SimPages(limits.num_pages, limits.host_pages)
         self._states: SimStates | None = None
@@ -202,7 +203,7 @@ class SimDevice:
         if int(packed[:, 2].sum()) > self._limits.max_num_batched_tokens:
             raise BrokenPlan("drafts and rows are more tokens than a step has room for")
         known, _, room = self._slots[:, packed[:, 0]]
-        verified = SimDrafts(packed, drafts, known, room, self._sampler)
+        verified = SimDrafts(packed, drafts, known, room, self._sampler, self._synthetic_rate)
         for slot, start, right in verified.right:
             self._tokens[slot, start : start + len(right)] = right
         computed = self._compute(verified.rows, states, verifies=True)

@@ -25,17 +25,21 @@ class SimDrafts:
         known: np.ndarray,
         room: np.ndarray,
         sampler: SimSampler,
+        rate: float | None = None,
     ):
         """
         Args:
             packed: int32 [n, 3]; the rows of the plan. drafts: ``StepPlan.drafts``.
             known, room: int [n]; tokens at the admission of each row's sequence, and positions that
                 have pages.
+            rate: how probable it is that a drafted token is right if those before are; None: what
+                the sampler says is right.
 
         Raises:
             BrokenPlan: drafts and rows do not fit each other, or have no pages.
         """
         self._sampler = sampler
+        self._rate = rate
         self._row_of: list[int] = []
         self.rows = packed.copy()
         self.right: list[tuple[int, int, list[int]]] = []
@@ -73,7 +77,9 @@ class SimDrafts:
 
     def _count_right(self, slot: int, length: int, draft: list[int]) -> int:
         """How many tokens of a draft a sequence of ``length`` tokens would sample itself."""
-        lengths = length + np.arange(len(draft))
-        sampled = self._sampler.sample(np.full(len(draft), slot), lengths).tolist()
-        pairs = enumerate(zip(sampled, draft, strict=True))
-        return next((count for count, (token, drafted) in pairs if token != drafted), len(draft))
+        lengths, slots = length + np.arange(len(draft)), np.full(len(draft), slot)
+        if self._rate is not None:
+            right = self._sampler.chances(slots, lengths) < self._rate
+        else:
+            right = self._sampler.sample(slots, lengths) == draft
+        return int(right.cumprod().sum())

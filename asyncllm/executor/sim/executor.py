@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from asyncllm.config import EngineConfig, EngineLimits
+from asyncllm.config import EngineConfig, EngineLimits, synthetic_rate
 from asyncllm.errors import EngineDead
 from asyncllm.executor.memory.limits import resolve_limits
 from asyncllm.executor.sim import virtual_time
@@ -48,16 +48,22 @@ class SimExecutor:
 
     Args:
         clock: seconds at the pace of the running loop's timers; by default the loop's time.
+        synthetic_rate: see ``SimDrafts``.
     """
 
     def __init__(
-        self, limits: EngineLimits, cost: SimCost, *, clock: Callable[[], float] | None = None
+        self,
+        limits: EngineLimits,
+        cost: SimCost,
+        *,
+        clock: Callable[[], float] | None = None,
+        synthetic_rate: float | None = None,
     ):
         self.limits = limits
         self.heartbeat = Heartbeat()
         self._cost = cost
         self._clock = clock or asyncio.get_running_loop().time
-        self._device = SimDevice(limits)
+        self._device = SimDevice(limits, synthetic_rate)
         self._steps: deque[_Step] = deque()
         self._timeline = Timeline(lambda count: cost.copy_seconds(count, limits.page_size))
         self._host = HostTimes() if cost.profile is None else cost.profile.host
@@ -151,7 +157,8 @@ def build_sim(
         ModelError: the model, or the configured cache, does not fit the simulated GPU.
     """
     limits, cost = resolve_sim(config, spec)
-    return SimExecutor(limits, cost, clock=clock)
+    rate = synthetic_rate(config.speculative_config)
+    return SimExecutor(limits, cost, clock=clock, synthetic_rate=rate)
 
 
 def resolve_sim(config: EngineConfig, spec: ModelSpec) -> tuple[EngineLimits, SimCost]:

@@ -66,6 +66,13 @@ class SimSampler:
             self._avoid_stops(slots, tokens)
         return tokens
 
+    def chances(self, slots: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Random numbers that belong to seeds and lengths, but not those of ``sample``: from 0
+        to 1, float64 [n]."""
+        bits = _mix(_mix(self._seeds[slots]) + lengths.view(np.uint64) * np.uint64(_GOLDEN))
+        chances: np.ndarray = bits / 2.0**64
+        return chances
+
     def logprobs(
         self, rows: np.ndarray, slots: np.ndarray, tokens: np.ndarray
     ) -> tuple[RowLogprobs, ...]:

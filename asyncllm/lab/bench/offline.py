@@ -45,6 +45,8 @@ def report_of(llm: AsyncLLM, start_s: float) -> Report:
         "most sequences": limits.max_num_seqs,
         "most tokens in a step": limits.max_num_batched_tokens,
     }
+    if llm.config.speculative_config is not None:
+        settings["speculative_config"] = llm.config.speculative_config
     machine = describe(limits.device)
     return Report(machine=machine, model=llm.model_name, settings=settings, start_s=start_s)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -147,7 +148,7 @@ def _option(name: str, value: Any) -> str:
         return str(value)
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no-{name}"
-    return f"--{name}={value}"
+    return f"--{name}={json.dumps(value) if isinstance(value, dict) else value}"
 
 
 Samples = dict[str, float]
@@ -189,6 +190,10 @@ def figures(before: Samples, after: Samples, seconds: float) -> StepFigures:
     def grown(name: str) -> float:
         return after.get(name, 0.0) - before.get(name, 0.0)
 
+    def drafts(name: str) -> int:
+        kinds = {key for key in after if key.startswith(f"asyncllm_{name}_total{{")}
+        return int(sum(map(grown, kinds)))
+
     steps = int(grown(_STEPS))
 
     def each(name: str) -> float:
@@ -214,6 +219,9 @@ def figures(before: Samples, after: Samples, seconds: float) -> StepFigures:
         launch_us=each("launch"),
         collect_us=each("collect"),
         loop_share=grown(_LOOP) / seconds if _LOOP in after else None,
+        drafts=drafts("drafts"),
+        drafted=drafts("drafted_tokens"),
+        drafted_right=drafts("drafted_tokens_right"),
     )
 
 

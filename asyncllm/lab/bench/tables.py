@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from asyncllm.engine.stats import StepFigures
 from asyncllm.lab.bench.report import Comparison, Earlier, OfflineRow, OnlineRow, Report
@@ -32,6 +32,12 @@ _ENGINE_LEGEND: Final = (
     "p99; lag: ms from a result to the event loop looking at it; plan, apply, deliver (event "
     "loop), launch, collect (executor thread): us per step; loop: CPU share of the event loop"
 )
+_DRAFTS: Final = ("case", "drafts", "drafted", "accepted", "share", "tokens/row")
+_DRAFTS_LEGEND: Final = (
+    "drafts: rows that verified one; drafted, accepted: their tokens, and those that were right; "
+    "tokens/row: what such a row yielded, the accepted tokens and one more"
+)
+_SYNTHETIC: Final = "synthetic acceptance: chance decided what was right; "
 _COMPARED: Final = ("case", "", "here", "there", "engine", "ratio")
 
 
@@ -54,6 +60,7 @@ def whole(report: Report, earlier: Earlier | None) -> str:
         offline_table(report.offline) if report.offline else "",
         online_table(report.online) if report.online else "",
         engine_table([(row.case, row.engine) for row in rows]),
+        drafts_table([(row.case, row.engine) for row in rows], synthetic=is_synthetic(report)),
     ]
     if earlier is not None:
         compared = earlier.compare(report)
@@ -106,6 +113,30 @@ def engine_table(figures: Iterable[tuple[str, StepFigures | None]]) -> str:
     """The engine's own figures, for each case by name; nothing if there are none."""
     lines = [(case, *_engine_cells(steps)) for case, steps in figures if steps is not None]
     return table(_ENGINE, lines, _ENGINE_LEGEND) if lines else ""
+
+
+def is_synthetic(report: Report) -> bool:
+    """Whether chance decided what was right of drafts."""
+    speculation: dict[str, Any] = report.settings.get("speculative_config") or {}
+    return "synthetic_acceptance" in speculation
+
+
+def drafts_table(
+    figures: Iterable[tuple[str, StepFigures | None]], *, synthetic: bool = False
+) -> str:
+    """How good drafts were, for each case by name; nothing if there were none."""
+    lines = [
+        (
+            case,
+            *(f"{count:,}" for count in (steps.drafts, steps.drafted, steps.drafted_right)),
+            f"{steps.drafted_right / max(steps.drafted, 1):.0%}",
+            _number(1 + steps.drafted_right / steps.drafts if steps.drafts else None, 2),
+        )
+        for case, steps in figures
+        if steps is not None
+    ]
+    legend = (_SYNTHETIC if synthetic else "") + _DRAFTS_LEGEND
+    return table(_DRAFTS, lines, legend) if any(line[1] != "0" for line in lines) else ""
 
 
 def comparison_table(compared: Iterable[Comparison]) -> str:

@@ -77,10 +77,11 @@ METRICS: Final[tuple[Metric[EngineStats], ...]] = (
         _hits_by_tier,
     ),
     counter("generation_tokens", "Tokens generated.", "generation_tokens"),
+    counters("drafts", "kind", "Drafts that the model has verified, by kind.", "drafts"),
     counters(
         "drafted_tokens",
         "kind",
-        "Drafted tokens that the model has verified, by kind of draft.",
+        "Tokens of these drafts, each verified after those before it.",
         "drafted",
     ),
     counters(

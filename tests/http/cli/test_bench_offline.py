@@ -87,6 +87,21 @@ def test_chosen_cases_and_policy(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no case 'c256' among bs1" in capsys.readouterr().err
 
 
+def test_synthetic_acceptance(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["bench", "offline", *CPU, "--synthetic-acceptance", "3"]
+    lengths = ["--input-len", "8", "--output-len", "60", "--num-prompts", "1"]
+    assert main([*args, *lengths, "--load-format", "dummy", "--max-model-len", "80"]) == 0
+    printed = capsys.readouterr()
+    assert "{'method': 'ngram', 'synthetic_acceptance': 3.0}" in " ".join(printed.out.split())
+    assert "synthetic acceptance: chance decided what was right" in printed.out
+    with pytest.raises(SystemExit):
+        main(args)
+    assert "synthetic_acceptance needs --load-format dummy" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["bench", "serve", "--url", "http://localhost:1", "--synthetic-acceptance", "2"])
+    assert "the server at --url decides" in capsys.readouterr().err
+
+
 def test_nothing_to_measure(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "offline", *CPU, "--cases", "prefill8k"]) == 1
     assert "skipped" in capsys.readouterr().err

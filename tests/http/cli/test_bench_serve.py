@@ -183,6 +183,8 @@ def test_the_server_gets_the_given_options() -> None:
         *("some/model", "--load-format=dummy", "--max-num-seqs=8", "--no-prefix-caching")
     ]
     assert options(EngineConfig()) == []
+    given = options(EngineConfig(hf_overrides={"a": None, "b": "c"}))
+    assert given == ['--hf-overrides={"a": null, "b": "c"}']
 
 
 # -- a server elsewhere ----------------------------------------------------------------------------

@@ -192,6 +192,13 @@ def test_tables_line_up() -> None:
     ]
     assert engine.splitlines()[1].endswith("42%")
     assert tables.engine_table([("other", None)]) == ""
+    drafted = msgspec.structs.replace(ENGINE, drafts=200, drafted=1600, drafted_right=500)
+    drafts = tables.drafts_table([("bs1", drafted), ("bs8", ENGINE), ("other", None)])
+    assert [line.split() for line in drafts.splitlines()[1:3]] == [
+        ["bs1", "200", "1,600", "500", "31%", "3.50"],
+        ["bs8", "0", "0", "0", "0%", "-"],
+    ]
+    assert tables.drafts_table([("bs8", ENGINE)], synthetic=True) == ""
     assert "started in 4.5 s: policy longest" in tables.header(
         report(settings={"policy": "longest"})
     )

@@ -120,9 +120,14 @@ def random_steps(stats: EngineStats, draw: random.Random, count: int) -> None:
 def test_figures_of_a_stretch_of_time_and_the_same_from_metrics() -> None:
     draw, stats = random.Random(1), EngineStats()
     random_steps(stats, draw, 500)
+    stats.drafts["lookup"], stats.drafted["lookup"], stats.drafted_right["lookup"] = 3, 20, 12
     before, scraped = stats.snapshot(), parse(write(engine.METRICS, stats))
     random_steps(stats, draw, 2000)
+    stats.drafts |= {"lookup": 5, "grammar": 1}
+    stats.drafted |= {"lookup": 30, "grammar": 6}
+    stats.drafted_right |= {"lookup": 13, "grammar": 5}
     own = stats.since(before)
+    assert (own.drafts, own.drafted, own.drafted_right) == (3, 16, 6)
     assert own.steps == 2000
     assert own.busy_share == pytest.approx(2.0 / own.seconds)
     each = (own.plan_us, own.apply_us, own.deliver_us, own.launch_us, own.collect_us)
@@ -133,6 +138,7 @@ def test_figures_of_a_stretch_of_time_and_the_same_from_metrics() -> None:
 
     seen = figures(scraped, parse(write(engine.METRICS, stats)), own.seconds)
     assert seen.steps == own.steps
+    assert (seen.drafts, seen.drafted, seen.drafted_right) == (3, 16, 6)
     assert seen.busy_share == pytest.approx(own.busy_share)
     each = (seen.plan_us, seen.apply_us, seen.deliver_us, seen.launch_us, seen.collect_us)
     assert each == pytest.approx((30, 20, 10, 40, 5))
