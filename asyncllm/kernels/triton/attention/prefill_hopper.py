@@ -77,14 +77,10 @@ from asyncllm.kernels.types import AttentionSpec, PrefillRows
 
 
 def supports(q: Tensor, keys: Tensor, spec: AttentionSpec) -> bool:
-    """Whether the kernel can run on this GPU, with these types and sizes.
-
-    ``prefill_attention`` takes pages in 8 bits, too, but its results with them were not checked on
-    a GPU.
-    """
+    """Whether the kernel can run on this GPU, with these types and sizes."""
     return (
         can_copy(keys, spec, KEYS.value)
-        and keys.dtype == q.dtype
+        and keys.dtype in (q.dtype, torch.float8_e4m3fn)
         and q.itemsize == 2
         and spec.group <= QUERIES.value
         and q.stride(0) % 8 == q.stride(1) % 8 == q.data_ptr() % 16 == 0
