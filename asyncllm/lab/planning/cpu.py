@@ -13,6 +13,7 @@ from torch.nn.functional import linear
 from asyncllm.config import EngineConfig
 from asyncllm.errors import ModelError
 from asyncllm.executor.build import CPU_CACHE_SHARE
+from asyncllm.executor.choose_device import cache_dtype
 from asyncllm.executor.device import available_host_bytes
 from asyncllm.executor.memory.limits import resolve_limits, wanted_length
 from asyncllm.lab.planning.gpus import GPUS
@@ -121,7 +122,7 @@ def plan_model(
     length = wanted_length(config, spec)
     model = make_model(spec, found, torch.device("meta"), length)
     weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-    kv_itemsize = 1 if config.has_fp8_cache else None
+    kv_itemsize = cache_dtype(config, found, None).itemsize
     work, speed = work_of(model, spec, found.itemsize, kv_itemsize), machine.speeds[dtype]
     kv_tokens = longest = 0
     try:

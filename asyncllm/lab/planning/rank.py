@@ -108,11 +108,8 @@ class _Weights(NamedTuple):
     num_bytes: int = 0
 
 
-def work_of(
-    model: CausalLM, spec: ModelSpec, itemsize: int, kv_itemsize: int | None = None
-) -> Work:
+def work_of(model: CausalLM, spec: ModelSpec, itemsize: int, kv_itemsize: int) -> Work:
     """What the steps of a model read and compute; see ``Shape.work``."""
-    kv_itemsize = kv_itemsize or itemsize
     sizes: dict[str, _Weights] = {}
     layers = [module for module in model.modules() if isinstance(module, Experts)]
     owners = {part: experts for experts in layers for part in experts.modules()}
