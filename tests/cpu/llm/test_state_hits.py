@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from asyncllm import AsyncLLM, BeamSearchParams, Completion, SamplingParams
@@ -64,6 +65,32 @@ async def test_answers_are_those_of_an_engine_without_a_cache(
             assert found >= 3 * 130
             assert sum(completion.usage.cached_tokens for completion in again) >= 3 * 104
             assert llm.stats.states_used > 10
+        await pages_are_released(llm)
+        assert llm.stats.books_healed == 0
+
+
+async def test_wrong_drafts_leave_nothing_in_what_a_prefix_finds(
+    folder_of: Callable[[str], Path],
+) -> None:
+    """A, then B, then A again, and their next turns. Prompts repeat themselves, so that tokens are
+    drafted from them, nearly all of which are wrong."""
+    folder = folder_of("qwen3_5")
+    a, b = words(0, 20) * 6, [*words(0, 20) * 3, *words(5, 20) * 3]
+    ngram = {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 6}
+    async with (
+        AsyncLLM(folder, **OPTIONS, max_num_seqs=8, speculative_config=ngram) as llm,
+        AsyncLLM(folder, **OPTIONS, prefix_caching=False) as plain,
+    ):
+        params = msgspec.structs.replace(PARAMS, max_tokens=20)
+        for turn in range(2):
+            expected = await plain.generate([a, b], params)
+            for prompt, answer in zip((a, b, a), (*expected, expected[0]), strict=True):
+                same(await llm.generate(prompt, params), answer)
+            a, b = (
+                [*prompt, *answer.token_ids, *words(turn, 9)]
+                for prompt, answer in zip((a, b), expected, strict=True)
+            )
+        assert llm.stats.states_used >= 4
         await pages_are_released(llm)
         assert llm.stats.books_healed == 0
 

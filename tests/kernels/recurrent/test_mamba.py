@@ -25,8 +25,13 @@ def check(
     limits: tuple[float, float] = (0.0, math.inf),
     has_bias: bool = True,
     states: torch.dtype = torch.float32,
+    padding: int = 0,
 ) -> None:
-    """Rows (start, tokens), then padding; sizes: heads, groups, elements of keys and of values."""
+    """Rows (start, tokens), then padding: tokens of no row, or rows of slot 0.
+
+    Args:
+        sizes: heads, groups, elements of keys and of values.
+    """
 
     def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.randn(shape, device=DEVICE).to(dtype)
@@ -38,13 +43,19 @@ def check(
     net = Mamba(*sizes, convolution, bias, random(heads), random(heads), random(heads), limits)
     used = sum(count for _, count in spans)
     one_token = used == len(spans)
-    x = random(used + (not one_token) * 3, net.inner + channels + heads, dtype=dtype) * 0.5
+    tokens = used + (padding if one_token else 3)
+    x = random(tokens, net.inner + channels + heads, dtype=dtype) * 0.5
     state = LayerState(
         random(7, 4, channels, dtype=dtype), random(7, heads, keys, values, dtype=states)
     )
     leave_behind(state, [0, *(start for start, _ in spans)])
-    offsets = [0, *torch.tensor([count for _, count in spans]).cumsum(0).tolist()]
-    parts = [*range(1, len(spans) + 1)], [start for start, _ in spans], offsets
+    offsets = [0, *torch.tensor([count for _, count in spans] + [1] * padding).cumsum(0).tolist()]
+    of_padding = [0] * padding
+    parts = (
+        [*range(1, len(spans) + 1), *of_padding],
+        [*(start for start, _ in spans), *of_padding],
+        offsets,
+    )
     slots, starts, ends = (torch.tensor(p, dtype=torch.int32, device=DEVICE) for p in parts)
     rows = StateRows(slots, starts, ends, one_token)
     assert state.matrices is not None
@@ -53,9 +64,13 @@ def check(
     in_float32 = net._replace(
         convolution=net.convolution.float(), bias=None if bias is None else bias.float()
     )
+    unused = slice(len(spans) + 1, None)
+    untouched = matrices[unused].clone(), kept.inputs[unused].clone()
     expected = in_torch.mamba.reference(x.float(), in_float32, kept, rows)
     actual = mamba(x, net, state, rows)
     assert actual.isfinite().all()
+    assert torch.equal(state.matrices[unused].float(), untouched[0])
+    assert torch.equal(state.inputs[unused].float(), untouched[1])
     torch.testing.assert_close(
         actual[:used].float(), expected[:used], rtol=tolerance, atol=tolerance
     )
@@ -70,6 +85,10 @@ def check(
 @pytest.mark.parametrize("spans", [[(0, 1), (2, 1), (30, 1)], [(0, 1), (3, 66), (0, 2), (9, 1)]])
 def test_rows_of_any_length(spans: list[tuple[int, int]]) -> None:
     check(spans)
+
+
+def test_padding_changes_no_state() -> None:
+    check([(3, 1), (0, 1)], padding=2)
 
 
 @pytest.mark.parametrize("sizes", [(3, 1, 24, 40), (2, 2, 128, 64)])
