@@ -64,5 +64,5 @@ class StepsInFlight:
         self._num_in_flight -= 1
         self._heartbeat.finished()
         self._stats.step_done(result, now, followed=bool(self._num_in_flight))
-        self._history.done(result.step, result.t_done - result.seconds, result.seconds)
+        self._history.done(result)
         return result

@@ -113,6 +113,8 @@ def _step(start: float, step: StepRecord) -> dict[str, Any]:
         "rows": step.num_rows,
         "tokens": step.num_tokens,
         "prompt_tokens": step.num_prompt_tokens,
+        "drafted_tokens": step.num_drafted,
+        "accepted_tokens": step.num_right,
     }
 
 

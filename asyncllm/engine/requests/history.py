@@ -14,6 +14,7 @@ from asyncllm.engine.requests.stream import OutputStream
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
 from asyncllm.engine.scheduling.step import Planned
 from asyncllm.engine.scheduling.timeline import Event
+from asyncllm.wire.messages import NO_TOKEN, StepResult, unpack
 
 #: How many steps and ended requests are kept.
 KEPT_STEPS = 4096
@@ -25,7 +26,8 @@ WAITING = (SeqState.WAITING, SeqState.LOADING)
 class StepRecord(msgspec.Struct):
     """One step. ``begun`` and ``seconds`` are 0 until it is done. Times by the engine's clock.
 
-    The first ``num_decodes`` of its rows are decode rows, the others prompt chunks.
+    The first ``num_decodes`` of its rows are decode rows, the others prompt chunks. Decode rows
+    verify ``num_drafted`` tokens, of which ``num_right`` turned out to be right.
     """
 
     step: int
@@ -35,11 +37,14 @@ class StepRecord(msgspec.Struct):
     begun: float = 0.0
     seconds: float = 0.0
     num_decodes: int = 0
+    num_drafted: int = 0
+    num_right: int = 0
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of its prompt chunks. Beside them, a decode row yields one token."""
-        return self.num_tokens - self.num_decodes if self.num_rows > self.num_decodes else 0
+        """Tokens of its prompt chunks. Beside them, a decode row has one token and its draft."""
+        others = self.num_decodes + self.num_drafted
+        return self.num_tokens - others if self.num_rows > self.num_decodes else 0
 
 
 class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,14 +88,22 @@ class History:
         """A step was submitted."""
         num_rows = len(plan.message.rows) // 12
         record = StepRecord(
-            plan.message.step, now, num_rows, plan.num_tokens, num_decodes=plan.num_decodes
+            plan.message.step,
+            now,
+            num_rows,
+            plan.num_tokens,
+            num_decodes=plan.num_decodes,
+            num_drafted=len(unpack(plan.message.drafts)),
         )
         self._steps.append(record)
 
-    def done(self, step: int, begun: float, seconds: float) -> None:
+    def done(self, result: StepResult) -> None:
         """A step has ended. Steps end in order, so it is one of the latest."""
-        record = self._steps[step - self._steps[-1].step - 1]
-        record.begun, record.seconds = begun, seconds
+        record = self._steps[result.step - self._steps[-1].step - 1]
+        record.begun, record.seconds = result.t_done - result.seconds, result.seconds
+        if record.num_drafted and result.error is None:
+            beyond_first = unpack(result.tokens)[record.num_rows :]
+            record.num_right = int((beyond_first != NO_TOKEN).sum())
 
     def ended(self, seq: Sequence, stream: OutputStream, outcome: str, now: float) -> None:
         """A request has ended."""

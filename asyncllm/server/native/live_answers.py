@@ -75,7 +75,8 @@ class EndedRow(_Row, kw_only=True):
 class LiveStep(Answer, array_like=True):
     """One step, as an array; ``began_ms`` is of the same clock as ``time_ms``.
 
-    While it runs, ``ms`` is null and ``began_ms`` says when it was planned.
+    While it runs, ``ms`` is null and ``began_ms`` says when it was planned. Decode rows verify
+    ``drafted`` tokens, of which ``accepted`` were right.
     """
 
     step: int
@@ -85,6 +86,8 @@ class LiveStep(Answer, array_like=True):
     chunks: int
     prompt_tokens: int
     replica: int
+    drafted: int
+    accepted: int
 
 
 class LivePrefix(Answer, kw_only=True):
@@ -305,6 +308,8 @@ def _step(step: StepRecord, numbers: Numbers) -> LiveStep:
         step.num_rows - step.num_decodes,
         step.num_prompt_tokens,
         numbers.replica or 0,
+        step.num_drafted,
+        step.num_right,
     )
 
 

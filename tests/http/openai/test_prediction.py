@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -21,6 +22,7 @@ async def client(
     monkeypatch: pytest.MonkeyPatch, aiohttp_client: AiohttpClient
 ) -> AsyncIterator[TestClient[Any, Any]]:
     monkeypatch.setattr(learned, "LEAST_GAIN", 0.0)  # whether it pays here or not
+    monkeypatch.setattr("asyncllm.server.metrics.server.KEPT_SECONDS", 0.0)
     async with AsyncLLM(device="cpu", cpu_threads=1, max_model_len=128) as llm:
         yield await aiohttp_client(llm.aiohttp_app())
 
@@ -59,6 +61,46 @@ async def test_an_answer_that_was_predicted(client: TestClient[Any, Any]) -> Non
         line = f'asyncllm_{name}_total{{kind="prediction"}} '
         value = next(line_ for line_ in metrics.splitlines() if line_.startswith(line))
         assert float(value.removeprefix(line)) > 20
+
+
+async def test_streams_metrics_and_the_page_count_the_same(client: TestClient[Any, Any]) -> None:
+    text = (await ask(client))["choices"][0]["message"]["content"]
+    changed = {"type": "content", "content": text[:30] + "#" + text[31:]}
+    whole = (await ask(client, prediction=changed))["usage"]
+    before = await counts(client)
+    stream = {"stream": True, "stream_options": {"include_usage": True}}
+    asked = {**ASKED, **stream, "prediction": changed, "n": 2}
+    answer = await client.post("/v1/chat/completions", json=asked)
+    *_, last, end = (await answer.text()).strip().split("\n\n")
+    assert end == "data: [DONE]"
+    usage = json.loads(last.removeprefix("data: "))["usage"]
+    accepted, rejected = predicted(usage)
+    assert accepted > 10
+    assert rejected > 0
+    assert 0 < predicted(whole)[0] < accepted, "of two answers"
+    after = await counts(client)
+    assert [now - then for now, then in zip(after, before, strict=True)] == [
+        accepted + rejected,
+        accepted,
+    ]
+    steps = (await (await client.get("/live")).json())["steps"]
+    assert [sum(step[-2] for step in steps), sum(step[-1] for step in steps)] == after
+
+
+def predicted(usage: dict[str, Any]) -> tuple[int, int]:
+    details = usage["completion_tokens_details"]
+    return details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
+
+
+async def counts(client: TestClient[Any, Any]) -> list[int]:
+    """Drafted tokens, and those that were right, in the metrics."""
+    metrics = await (await client.get("/metrics")).text()
+    names = [
+        f'asyncllm_{name}_total{{kind="prediction"}}'
+        for name in ("drafted_tokens", "drafted_tokens_right")
+    ]
+    values = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line[:1] != "#")
+    return [int(float(values[name])) for name in names]
 
 
 @pytest.mark.parametrize(

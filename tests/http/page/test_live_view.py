@@ -251,6 +251,34 @@ def test_one_long_step_does_not_make_the_scale(
     assert f"{beyond} beyond the scale" in made["label"]
 
 
+DRAFTS = """(async (steps) => {
+    const {StepsChart} = await import('/page/charts.js');
+    const [box, legend, readout] = ['div', 'p', 'p'].map((tag) => document.createElement(tag));
+    const chart = new StepsChart(box, legend, readout);
+    chart.update({steps, itl_target_ms: 0, time_ms: 20, replicas: [0]});
+    const height = (kind) => [...box.querySelectorAll('rect.' + kind)]
+        .map((bar) => bar.height.baseVal.value);
+    const told = chart.steps.map(({key}) => (chart.tell(key), readout.textContent));
+    return {told, legend: legend.textContent, ...Object.fromEntries(
+        ['prompt', 'decode', 'accepted', 'rejected'].map((kind) => [kind, height(kind)]))};
+})"""
+
+
+def test_drafted_tokens_have_their_part_of_a_bar(page: Tab) -> None:
+    """Of ten tokens two are of decode rows, five were drafted and right, and three wrong."""
+    steps = [[7, 0, 5, 2, 0, 0, 0, 8, 5], [8, 6, 5, 2, 0, 0, 0], [9, 12, None, 1, 0, 0, 0, 4, 0]]
+    made = page.js(f"{DRAFTS}({json.dumps(steps)})")
+    [accepted], [rejected] = made["accepted"], made["rejected"]
+    first, whole = made["decode"]
+    parts = [part / whole for part in (first, accepted, rejected)]
+    assert parts == pytest.approx([0.2, 0.5, 0.3], abs=0.01)
+    assert made["prompt"] == []
+    assert [("draft" in text) for text in made["told"]] == [True, False, True]
+    assert "8 drafted tokens (5 right)" in made["told"][0]
+    assert "4 drafted tokens," in made["told"][2]
+    assert "of 8 drafted tokens right" in made["legend"]
+
+
 WAITED = """(async (trace) => {
     const {waits, cause} = await import('/page/request.js');
     return [...waits(trace), cause(trace)];

@@ -113,6 +113,8 @@ def test_steps_are_those_in_which_it_was_in_the_batch() -> None:
         "rows": 4,
         "tokens": 40,
         "prompt_tokens": 37,
+        "drafted_tokens": 0,
+        "accepted_tokens": 0,
     }
 
 

@@ -13,6 +13,8 @@ export function sparkline(values) {
 const WIDTH = 1000;
 const HEIGHT = 150;
 const BASE = 118; // gaps hang below this line
+/** What a step computes, from the top of its bar to the line: tokens by kind. */
+const KINDS = [["prompt", "prompt tokens"], ["decode", "decode rows"], ["accepted", "drafted tokens that were right"], ["rejected", "and wrong ones"]];
 const FAR = 2.5; // times p99: a target beyond is drawn at the top, or all bars would be low
 
 /** The latest steps as bars: time up, the gap before each down. Arrow keys go from one to the next. */
@@ -30,7 +32,7 @@ export class StepsChart {
     this.node = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", tabindex: 0, class: "steps", role: "img" },
       this.mark, this.bars, this.target, svg("line", { class: "base", x1: 0, x2: WIDTH, y1: BASE, y2: BASE }));
     box.append(this.node, this.scale, this.targetText);
-    legend.append(...[["decode", "decode rows"], ["prompt", "prompt tokens"], ["gap", "idle before the step"], ["open", "under way"], ["beyond", "beyond the scale"]]
+    legend.append(...[...KINDS, ["gap", "idle before the step"], ["open", "under way"], ["beyond", "beyond the scale"]]
       .map(([name, text]) => el("span", {}, el(`i.${name}`), text)), this.summary);
     this.node.addEventListener("pointermove", (event) => this.point(event));
     this.node.addEventListener("pointerleave", () => this.tell(null));
@@ -47,11 +49,12 @@ export class StepsChart {
   update(state) {
     const ends = {}; // of each replica's step before
     const several = state.replicas.length > 1;
-    const steps = (this.steps = state.steps.map(([number, began, ms, decodes, chunks, prompts, replica]) => {
+    const steps = (this.steps = state.steps.map(([number, began, ms, decodes, chunks, prompts, replica, drafted = 0, accepted = 0]) => {
       const gap = ms === null ? 0 : Math.max(0, began - (ends[replica] ?? began));
       ends[replica] = ms === null ? undefined : began + ms;
       const name = several ? `Step ${number} of replica ${replica}` : `Step ${number}`;
-      return { key: `${replica} ${number}`, name, ms: ms ?? state.time_ms - began, open: ms === null, decodes, chunks, prompts, gap };
+      return { key: `${replica} ${number}`, name, ms: ms ?? state.time_ms - began, open: ms === null, chunks, gap, drafted,
+        prompt: prompts, decode: decodes, accepted, rejected: drafted - accepted };
     }));
     const done = steps.filter((step) => !step.open);
     const sorted = done.map((step) => step.ms).sort((a, b) => a - b);
@@ -68,12 +71,15 @@ export class StepsChart {
     steps.forEach((step, i) => {
       const x = this.first + i * width;
       const tall = high(step.ms);
-      const prompt = tall * (step.prompts / Math.max(1, step.prompts + step.decodes));
       const bar = (name, y, height) => height > 0.2 && bars.push(svg("rect", { class: name, x, y, width: width * 0.82, height }));
       if (step.open) bar("open", BASE - tall, tall);
       else {
-        bar("prompt", BASE - tall, prompt);
-        bar("decode", BASE - tall + prompt, tall - prompt);
+        const tokens = Math.max(1, KINDS.reduce((sum, [kind]) => sum + step[kind], 0));
+        let top = BASE - tall;
+        for (const [kind] of KINDS) {
+          bar(kind, top, tall * (step[kind] / tokens));
+          top += tall * (step[kind] / tokens);
+        }
       }
       if (step.ms > most) bar("beyond", BASE - tall, 6);
       bar("gap", BASE, Math.min(HEIGHT - BASE, high(step.gap)));
@@ -87,6 +93,8 @@ export class StepsChart {
     const longest = sorted.at(-1) ?? 0;
     const beyond = done.filter((step) => step.ms > most).length;
     this.summary.textContent = `median ${duration(part(0.5))}, p99 ${duration(part(0.99))}, longest ${duration(longest)}`;
+    const sum = (field) => done.reduce((all, step) => all + step[field], 0);
+    if (sum("drafted")) this.summary.textContent += `, ${percent(sum("accepted") / sum("drafted"))} of ${plural(sum("drafted"), "drafted token")} right`;
     set(this.node, { "aria-label": `The latest ${plural(done.length, "step")}: ${this.summary.textContent}; ` +
       `${number(beyond)} beyond the scale; the target for steps with decode rows is ${duration(target)}. Arrow keys tell of each.` });
     this.tell(this.at);
@@ -104,8 +112,9 @@ export class StepsChart {
     set(this.mark, { visibility: index < 0 ? "hidden" : "visible", x: this.first + index * this.width || 0, width: this.width || 0 });
     const step = this.steps[index];
     this.readout.textContent = step
-      ? `${step.name}: ${duration(step.ms)}${step.open ? " so far" : ""}, ${plural(step.decodes, "decode row")}, ` +
-        `${plural(step.prompts, "prompt token")} in ${plural(step.chunks, "chunk")}, idle before ${duration(step.gap)}`
+      ? `${step.name}: ${duration(step.ms)}${step.open ? " so far" : ""}, ${plural(step.decode, "decode row")}, ` +
+        (step.drafted ? `${plural(step.drafted, "drafted token")}${step.open ? "" : ` (${number(step.accepted)} right)`}, ` : "") +
+        `${plural(step.prompt, "prompt token")} in ${plural(step.chunks, "chunk")}, idle before ${duration(step.gap)}`
       : " ";
   }
 }
