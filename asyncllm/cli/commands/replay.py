@@ -187,10 +187,15 @@ def _cells(figures: Figures) -> dict[str, str]:
         "ITL p99, ms": _ms(figures.itl, 99),
         "queue wait p99, ms": _ms(figures.queue_wait, 99),
         "generated tokens/s": f"{figures.throughput:.1f}",
+        "tokens of a row with a draft": _count(figures.tokens_per_draft),
         "preemptions": str(figures.num_preemptions),
         "prompt tokens cached": f"{100 * figures.cached_share:.1f} %",
         "makespan, s": f"{figures.makespan:.2f}",
     }
+
+
+def _count(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _ms(values: array[float], percent: float) -> str:

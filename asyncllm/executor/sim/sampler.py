@@ -67,11 +67,8 @@ class SimSampler:
         return tokens
 
     def chances(self, slots: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Random numbers that belong to seeds and lengths, but not those of ``sample``: from 0
-        to 1, float64 [n]."""
-        bits = _mix(_mix(self._seeds[slots]) + lengths.view(np.uint64) * np.uint64(_GOLDEN))
-        chances: np.ndarray = bits / 2.0**64
-        return chances
+        """Random numbers that belong to seeds and lengths, but not those of ``sample``."""
+        return chances(self._seeds[slots], lengths)
 
     def logprobs(
         self, rows: np.ndarray, slots: np.ndarray, tokens: np.ndarray
@@ -126,6 +123,13 @@ class SimSampler:
                 at = int(np.searchsorted(self._ordinary, tokens[row]))
                 later = np.roll(self._ordinary, -at).tolist()
                 tokens[row] = next((token for token in later if token not in stops), tokens[row])
+
+
+def chances(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """A number from 0 to 1 for each seed, uint64 [n], and position, int64 [n]: float64 [n]."""
+    bits = _mix(_mix(seeds) + positions.view(np.uint64) * np.uint64(_GOLDEN))
+    found: np.ndarray = bits / 2.0**64
+    return found
 
 
 def _mix(x: np.ndarray) -> np.ndarray:

@@ -24,6 +24,9 @@ class Record(msgspec.Struct):
             was preempted.
         num_admissions: times it entered the batch.
         tokens: the time of each generated token, by the results of the steps.
+        num_rows: decode rows.
+        num_drafts, num_drafted, num_right, num_failed: of these, rows that verified a draft; their
+            drafted tokens, those that were right, and the drafts of which some were wrong.
         outcome: "dropped" if it was ended from outside, "" if the run ended first.
     """
 
@@ -37,7 +40,19 @@ class Record(msgspec.Struct):
     num_prefilled: int = 0
     num_admissions: int = 0
     tokens: array[float] = msgspec.field(default_factory=lambda: array("d"))
+    num_rows: int = 0
+    num_drafts: int = 0
+    num_drafted: int = 0
+    num_right: int = 0
+    num_failed: int = 0
     outcome: Outcome = ""
+
+    def verified(self, num_drafted: int, num_right: int) -> None:
+        """A draft was verified."""
+        self.num_drafts += 1
+        self.num_drafted += num_drafted
+        self.num_right += num_right
+        self.num_failed += num_right < num_drafted
 
     @property
     def met(self) -> bool:
@@ -95,6 +110,12 @@ class Figures:
     def cached_tokens(self) -> int:
         """Prompt tokens of admitted requests that were found in the prefix cache."""
         return sum(record.num_cached for record in self.records)
+
+    @property
+    def tokens_per_draft(self) -> float | None:
+        """What a row with a draft yields: its tokens that are right, and one more."""
+        count = sum(record.num_drafts for record in self.records)
+        return 1 + sum(record.num_right for record in self.records) / count if count else None
 
     @property
     def makespan(self) -> float:

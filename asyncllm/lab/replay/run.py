@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from asyncllm.config import EngineLimits
+from asyncllm.engine.drafts.drafting import Drafting
 from asyncllm.engine.policy import Policy
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import FOREVER
 from asyncllm.engine.scheduling.speculation.choice import Speculation
 from asyncllm.engine.scheduling.step import Planned
 from asyncllm.engine.scheduling.timing.prefill_room import StepShape
+from asyncllm.lab.replay.acceptance import Acceptance, ChanceDraft, count_right
 from asyncllm.lab.replay.figures import Figures
 from asyncllm.lab.replay.workload import LiveRequest, Workload
 from asyncllm.wire.messages import BAD_TOKEN, NO_TOKEN, StepResult, pack, unpack
@@ -29,7 +31,7 @@ class StepRows(NamedTuple):
         decodes: bool [n]; False for prompt chunks.
         num_samples: rows that sample.
         decode_steps: tokens that each decode row yields.
-        verifying: the rows with drafts.
+        drafts: the drafted tokens of rows that have some.
     """
 
     starts: np.ndarray
@@ -37,7 +39,7 @@ class StepRows(NamedTuple):
     decodes: np.ndarray
     num_samples: int
     decode_steps: int
-    verifying: tuple[int, ...] = ()
+    drafts: dict[int, list[int]] = {}  # noqa: RUF012
 
     @property
     def shape(self) -> StepShape:
@@ -59,7 +61,7 @@ class _Step(msgspec.Struct, frozen=True):
 class Run:
     """Passes events to the scheduler, and tracks slots and rows as a device would.
 
-    ``live`` are the requests that have not ended.
+    ``live`` are the requests that have not ended. ``acceptance`` is of the drafts of requests.
     """
 
     def __init__(
@@ -68,11 +70,13 @@ class Run:
         limits: EngineLimits,
         policy: Policy,
         speculation: Speculation | None = None,
+        acceptance: Mapping[int, Acceptance] = {},
     ):
         self.figures = Figures()
         self.scheduler = Scheduler.create(limits, policy, speculation)
         self.live: dict[int, LiveRequest] = {}
         self._workload = workload
+        self._acceptance = acceptance
         self._slots: dict[int, LiveRequest] = {}
         self._known = np.zeros(limits.max_num_seqs, dtype=np.int64)
         self._steps: deque[_Step] = deque()
@@ -92,16 +96,32 @@ class Run:
         self.next_rows[row].stop_next(after)
 
     @property
-    def next_decode_steps(self) -> int:
-        """Tokens that each of these rows yields."""
-        return self._steps[0].rows.decode_steps
+    def next_right(self) -> tuple[int, ...]:
+        """How many drafted tokens of each of these rows that has some will be right."""
+        rows = self._steps[0].rows.drafts.items()
+        lengths = {row: len(self.next_rows[row].seq.tokens) for row, _ in rows}
+        return tuple(count_right(lengths[row], draft) for row, draft in rows)
+
+    def next_counts(self, right: tuple[int, ...]) -> list[int]:
+        """Tokens that each of these rows yields, given how many drafted ones are right."""
+        step = self._steps[0]
+        counts = [step.rows.decode_steps] * len(step.owners)
+        for row, num_right in zip(step.rows.drafts, right, strict=True):
+            counts[row] = 1 + num_right
+        return counts
 
     def add(self, id: int, now: float) -> None:
-        self._add(self._workload.enter(id), now)
+        self._add(self._enter(id), now)
+
+    def _enter(self, id: int) -> LiveRequest:
+        live, acceptance = self._workload.enter(id), self._acceptance.get(id)
+        if acceptance is not None:
+            live.seq.drafting = Drafting([ChanceDraft(id, acceptance)])
+        return live
 
     def offer(self, id: int, now: float) -> float | None:
         """Add a request whose deadline can be met: returns the deadline, None if it is refused."""
-        live = self._workload.enter(id)
+        live = self._enter(id)
         deadline = live.record.deadline
         if deadline < FOREVER and now + self.scheduler.backlog.least_seconds(live.seq) > deadline:
             live.record.outcome = "refused"
@@ -135,9 +155,9 @@ class Run:
         decodes = starts >= known
         for row in np.flatnonzero(~decodes).tolist():
             owners[row].record.num_prefilled += int(lengths[row])
-        num_samples = int((starts + lengths >= known).sum())
-        verifying = tuple(np.flatnonzero(decodes & (lengths > 1)).tolist())
-        rows = StepRows(starts, lengths, decodes, num_samples, message.decode_steps, verifying)
+        drafts = _by_row(unpack(message.drafts).tolist(), decodes, lengths)
+        num_samples = int((starts + lengths >= known).sum()) + len(unpack(message.drafts))
+        rows = StepRows(starts, lengths, decodes, num_samples, message.decode_steps, drafts)
         self._steps.append(_Step(number, owners, rows))
         return planned
 
@@ -161,11 +181,13 @@ class Run:
 
         ``stop`` sets the stop tokens. Arguments as in ``trace_file.Result``.
         """
+        counts = self.next_counts(right or (0,) * len(self._steps[0].rows.drafts))
         step = self._steps.popleft()
         owners = step.owners
-        counts = [step.rows.decode_steps] * len(owners)
-        for row, num_right in zip(step.rows.verifying, right, strict=not failed):
-            counts[row] = 1 + num_right
+        for row in np.flatnonzero(step.rows.decodes).tolist():
+            owners[row].record.num_rows += 1
+        for (row, draft), num_right in zip(step.rows.drafts.items(), right, strict=not failed):
+            owners[row].record.verified(len(draft), num_right)
         tokens = [
             live.next_token(after) if after < count else NO_TOKEN
             for after in range(max(counts, default=0))
@@ -196,3 +218,12 @@ class Run:
         self.live[live.seq.id] = live
         self.figures.arrived(live.record, now)
         self.scheduler.add(live.seq, now)
+
+
+def _by_row(drafted: list[int], decodes: np.ndarray, lengths: np.ndarray) -> dict[int, list[int]]:
+    """The drafted tokens of a plan, by the rows that verify them."""
+    found: dict[int, list[int]] = {}
+    for row in np.flatnonzero(decodes & (lengths > 1)).tolist():
+        count = int(lengths[row]) - 1
+        found[row], drafted = drafted[:count], drafted[count:]
+    return found

@@ -11,12 +11,14 @@ import msgspec
 from msgspec import Meta
 
 from asyncllm.config import EngineLimits, PolicyName
+from asyncllm.config.speculative_config import MOST_DRAFT_TOKENS
 from asyncllm.engine.policy import POLICIES, Policy
 from asyncllm.engine.scheduling.sequence import FOREVER
 from asyncllm.errors import BadRequest
 from asyncllm.executor.memory.limits import wanted_states
 from asyncllm.executor.sim.profile import StepShape
 from asyncllm.executor.sim.timeline import NO_ROWS, StepTiming, Timeline
+from asyncllm.lab.replay.acceptance import Acceptance
 from asyncllm.lab.replay.figures import Figures, Record
 from asyncllm.lab.replay.run import Run, StepRows
 from asyncllm.lab.replay.verify import Replayed, named_policy
@@ -37,6 +39,8 @@ KEYS: Final[dict[str, Any]] = {
     "host_kv_tokens": Annotated[int, Meta(ge=0)],
     "page_size": _Count,
     "steps_in_flight": Annotated[int, Meta(ge=1, le=2)],
+    "draft_tokens": Annotated[int, Meta(ge=0, le=MOST_DRAFT_TOKENS)],
+    "draft_acceptance": Annotated[float, Meta(ge=0, le=1)],
 }
 
 
@@ -122,8 +126,16 @@ class Variant(msgspec.Struct, frozen=True):
             page_copy_seconds=recorded.page_copy_seconds * size / recorded.page_size,
             steps_in_flight=changed.get("steps_in_flight", recorded.steps_in_flight),
             num_states=num_states,
+            max_draft_tokens=changed.get("draft_tokens", recorded.max_draft_tokens),
             state_pages=-(-recorded.state_pages * recorded.page_size // size),
         )
+
+    def acceptance(self, recorded: Iterable[Record]) -> dict[int, Acceptance]:
+        """Of the requests for which something is drafted."""
+        rate = self.changes.get("draft_acceptance")
+        given = None if rate is None else Acceptance(1.0, rate)
+        found = {record.id: given or Acceptance.of(record) for record in recorded}
+        return {id: each for id, each in found.items() if each is not None}
 
 
 def _num_states(recorded: EngineLimits, seqs: int, caching: bool) -> int:
@@ -147,8 +159,9 @@ def simulate(replayed: Replayed, variant: Variant = BASELINE) -> Figures:
     """Serve the trace's requests under other limits, or another policy.
 
     Requests arrive when they did and generate as many tokens; aborted and late ones end when they
-    did. Refused requests are not in a trace. Steps take as long as tables say that are fitted to
-    the trace (``Replayed.device``), or in a short trace the step-time model.
+    did. As large a share of their drafted tokens is right, see ``Acceptance``. Refused requests are
+    not in a trace. Steps take as long as tables say that are fitted to the trace
+    (``Replayed.device``), or in a short trace the step-time model.
 
     Raises:
         BadRequest: the variant makes no sense, or the trace has too few steps to learn from.
@@ -170,6 +183,7 @@ def simulate(replayed: Replayed, variant: Variant = BASELINE) -> Figures:
         device,
         lengths={id: outcome.length for id, outcome in outcomes.items()},
         aborts=[(o.aborted, id) for id, o in outcomes.items() if o.length is None],
+        acceptance=variant.acceptance(replayed.figures.records),
     ).run()
 
 
@@ -241,6 +255,7 @@ class Simulation:
     Args:
         lengths: of the requests to serve: tokens at which they end by themselves, or None.
         aborts: (time, id) of requests that are ended from outside.
+        acceptance: of the drafts of requests, by id.
         enforce_deadlines: refuse requests whose deadline cannot be met, and end late ones.
         scheduled: requests arrive at the times of their events; False: when ``arrive`` says.
     """
@@ -254,10 +269,11 @@ class Simulation:
         *,
         lengths: Mapping[int, int | None],
         aborts: Iterable[tuple[float, int]] = (),
+        acceptance: Mapping[int, Acceptance] = {},
         enforce_deadlines: bool = False,
         scheduled: bool = True,
     ):
-        self._run = Run(workload, limits, policy)
+        self._run = Run(workload, limits, policy, acceptance=acceptance)
         self._steps_in_flight = limits.steps_in_flight
         self._device = device
         self._lengths = lengths
@@ -322,14 +338,16 @@ class Simulation:
         return []
 
     def _apply(self, now: float) -> list[Record]:
-        decode_steps = self._run.next_decode_steps
-        for live in self._run.next_rows:
+        right = self._run.next_right
+        counts = self._run.next_counts(right)
+        for live, count in zip(self._run.next_rows, counts, strict=True):
             length = self._lengths[live.seq.id]
             after = -1 if length is None else length - len(live.seq.tokens) - 1
-            if 0 <= after < decode_steps:
+            if 0 <= after < count:
                 live.stop_next(after)
         seconds, copied = self._device.report()
-        return [live.record for live in self._run.apply(now, seconds, copied=copied)]
+        ended = self._run.apply(now, seconds, copied=copied, right=right)
+        return [live.record for live in ended]
 
     def _finish(self, id: int, now: float) -> list[Record]:
         live = self._run.finish(id, now)

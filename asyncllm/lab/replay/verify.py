@@ -222,7 +222,7 @@ class _Replay:
         planned = self._planned.pop(0)
         shape = self._shapes.pop(0)
         rows = self._run.next_rows
-        if len(shape.lengths) and not event.failed and not event.right:
+        if len(shape.lengths) and not event.failed:
             self._watch(
                 shape._replace(before=self._landed, reported=event.now, seconds=event.seconds)
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from asyncllm.__main__ import main
 from asyncllm.engine.recording.trace_file import Header, TraceWriter
 from asyncllm.errors import BadRequest
 from asyncllm.executor.sim import virtual_time
-from asyncllm.lab.replay.figures import Figures, percentile
+from asyncllm.lab.replay.acceptance import Acceptance, ChanceDraft, count_right
+from asyncllm.lab.replay.figures import Figures, Record, percentile
 from asyncllm.lab.replay.simulate import Variant, simulate
 from asyncllm.lab.replay.verify import Replayed
 from tests.support.engine.recording import TIGHT, record, replay
@@ -98,6 +100,63 @@ def test_everything_is_generated_in_every_variant(loaded: Replayed, text: str) -
     assert figures.num_requests == len(figures.ttft) == 32
     hits = figures.cached_tokens
     assert (hits > 0) == (text != "prefix_caching=false")
+
+
+async def drafted_load(path: Path, mean: float) -> None:
+    """A few clients, whose drafts are as good as that (see ``synthetic_acceptance``)."""
+    rng = random.Random(3)
+    speculation = {"num_speculative_tokens": 4, "synthetic_acceptance": mean}
+    options: dict[str, Any] = {"sim_profile": "h200-8b", "max_model_len": 2048}
+    async with AsyncLLM(
+        device="sim", trace=str(path), speculative_config=speculation, **options
+    ) as llm:
+
+        async def client(number: int) -> None:
+            for turn in range(5):
+                await asyncio.sleep(rng.random() / 10)
+                prompt = [rng.randrange(5, 2000) for _ in range(rng.randrange(20, 300))]
+                count = rng.randrange(50, 300)
+                given = {"max_tokens": count, "ignore_eos": True, "seed": 10 * number + turn}
+                await llm.generate(prompt, SamplingParams(**given))
+
+        await asyncio.gather(*map(client, range(2)))
+
+
+def test_drafts_are_as_good_as_recorded_or_as_asked(tmp_path: Path) -> None:
+    virtual_time.run(drafted_load(tmp_path / "a", 3.5))
+    replayed = replay(tmp_path / "a")
+    assert replayed.mismatch is None
+    recorded, simulated = replayed.figures, simulate(replayed)
+    assert recorded.tokens_per_draft is not None
+    assert recorded.tokens_per_draft == pytest.approx(3.5, abs=0.3)
+    assert simulated.tokens_per_draft == pytest.approx(recorded.tokens_per_draft, abs=0.3)
+    assert simulated.makespan == pytest.approx(recorded.makespan, rel=0.05)
+    texts = ("draft_tokens=0", "draft_acceptance=1", "draft_acceptance=1,draft_tokens=2")
+    none, all_right, two = (simulate(replayed, Variant.parse(text)) for text in texts)
+    assert none.tokens_per_draft is None
+    assert all_right.tokens_per_draft == pytest.approx(5.0, abs=0.2)
+    assert two.tokens_per_draft == pytest.approx(3.0, abs=0.1)
+    assert none.num_tokens == all_right.num_tokens == two.num_tokens == recorded.num_tokens
+    assert all_right.num_steps < simulated.num_steps < none.num_steps
+    assert all_right.makespan < simulated.makespan < none.makespan
+
+
+def test_drafts_of_chance() -> None:
+    draft = ChanceDraft(7, Acceptance(0.5, 0.8))
+    found = [draft.propose(array("i", [0] * length), 4) for length in range(4000)]
+    assert found == [
+        ChanceDraft(7, draft._acceptance).propose(array("i", [0] * n), 4) for n in range(4000)
+    ]
+    some = [(length, tokens) for length, tokens in enumerate(found) if tokens]
+    assert 0.4 < len(some) / 4000 < 0.6
+    right = [count_right(length, tokens) for length, tokens in some]
+    assert sum(right) / len(right) == pytest.approx(0.8 + 0.8**2 + 0.8**3 + 0.8**4, abs=0.2)
+    assert count_right(some[0][0] - 1, some[0][1]) == 0, "it is meant for another position"
+    record = Record(7, "", 0.0, 0.0, 10, num_rows=200)
+    assert Acceptance.of(record) is None
+    for count in right[:100]:
+        record.verified(4, count)
+    assert Acceptance.of(record) == pytest.approx((0.5, 0.8), abs=0.1)
 
 
 @pytest.mark.parametrize("seed", range(4))
