@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asyncllm.lab.replay.simulate import KEYS, Variant
+from asyncllm.lab.replay.variant import KEYS, Variant
 
 if TYPE_CHECKING:
     from asyncllm.lab.bench.report import Report

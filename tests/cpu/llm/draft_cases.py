@@ -185,6 +185,9 @@ class Round:
         await asyncio.wait(tasks)
         for request, answer, task in zip(asked, wanted, tasks, strict=True):
             if not task.cancelled():
+                if is_at_border(request[1], task.result(), answer):
+                    self.happened["borders"] += 1
+                    continue
                 check(request, task.result(), answer)
                 self.happened["found"] += task.result().usage.cached_tokens > 0
                 self.happened[str(answer.finish_reason)] += 1
@@ -199,6 +202,17 @@ class Round:
             predicted = answer[:place] + rng.choice(("", "x", " other")) + answer[place + 1 :]
             params = msgspec.structs.replace(params, prediction=predicted or "x")
         return await llm.generate(prompt, params, scheduling)
+
+
+def is_at_border(params: SamplingParams, found: Completion, wanted: Completion) -> bool:
+    """Whether the first token that differs was drawn at the border of two neighbours, where the
+    rounding of a sum decides: other rows in a step may change it. That is rare."""
+    if params.temperature == 0.0:
+        return False
+    pairs = zip(found.token_ids, wanted.token_ids, strict=False)
+    low, high = next((sorted(pair) for pair in pairs if len(set(pair)) > 1), (0, 0))
+    between = [t for t in params.allowed_token_ids or range(low, high) if low < t < high]
+    return low < high and not between
 
 
 def check(request: object, found: Completion, wanted: Completion) -> None:
@@ -226,6 +240,7 @@ async def run(
         one = Round(first + number)
         try:
             await one.go(folders[family], min(in_round, cases - number * in_round))
+            assert one.happened["borders"] <= 2
         except BaseException:
             print(f"round {first + number} ({family}, {one.options})")
             raise

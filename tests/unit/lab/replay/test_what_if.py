@@ -17,7 +17,8 @@ from asyncllm.errors import BadRequest
 from asyncllm.executor.sim import virtual_time
 from asyncllm.lab.replay.acceptance import Acceptance, ChanceDraft, count_right
 from asyncllm.lab.replay.figures import Figures, Record, percentile
-from asyncllm.lab.replay.simulate import Variant, simulate
+from asyncllm.lab.replay.simulate import simulate
+from asyncllm.lab.replay.variant import Variant
 from asyncllm.lab.replay.verify import Replayed
 from tests.support.engine.recording import TIGHT, record, replay
 from tests.support.engine.scheduling import limits
@@ -116,8 +117,9 @@ async def drafted_load(path: Path, mean: float) -> None:
                 await asyncio.sleep(rng.random() / 10)
                 prompt = [rng.randrange(5, 2000) for _ in range(rng.randrange(20, 300))]
                 count = rng.randrange(50, 300)
-                given = {"max_tokens": count, "ignore_eos": True, "seed": 10 * number + turn}
-                await llm.generate(prompt, SamplingParams(**given))
+                seed = 10 * number + turn
+                params = SamplingParams(max_tokens=count, ignore_eos=True, seed=seed)
+                await llm.generate(prompt, params)
 
         await asyncio.gather(*map(client, range(2)))
 
