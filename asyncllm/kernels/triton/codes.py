@@ -180,16 +180,54 @@ def mxfp4_factors(scales):
     return tl.reshape(tl.broadcast_to(factors, [rows, blocks, 4, 4, 4]), [rows, blocks * 64])
 
 
-#: Of the words of 64 rows: a thread has four of a row, and of the row eight below.
-MXFP4_WORDS = gl.constexpr(
-    gl.DistributedLinearLayout(
+@gluon.constexpr_function
+def mxfp4_words(warps: int) -> gl.DistributedLinearLayout:
+    """Of the words of 16 rows for each warp: a thread has four of a row, and of the row eight
+    below."""
+    return gl.DistributedLinearLayout(
         reg_bases=[[0, 1], [0, 2], [8, 0]],
         lane_bases=[[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[16, 0], [32, 0]],
+        warp_bases=[[16 << i, 0] for i in range(warps.bit_length() - 1)],
         block_bases=[],
-        shape=[64, 16],
+        shape=[16 * warps, 16],
     )
-)
+
+
+#: Of a warpgroup.
+MXFP4_WORDS = gl.constexpr(mxfp4_words(4))
+
+
+def _mxfp4_operand_of_words() -> tl.constexpr:
+    """Assembly that makes 32 numbers of four words, in the order of ``mxfp4_operand``."""
+    lines = [
+        ".reg .b32 even, odd, moved, other, factor, zero;",
+        ".reg .b16 low, high;",
+        "mov.b32 zero, 0x80008000;",
+        "shl.b32 even, $20, 7;",
+        "and.b32 even, even, 0x7F807F80;",
+        "shr.u32 odd, $20, 1;",
+        "and.b32 odd, odd, 0x7F807F80;",
+    ]
+    for i in range(4):
+        word, part, half = f"${16 + i}", ("even", "odd")[i % 2], ("low", "high")[i // 2]
+        to = [f"${i % 2 * 8 + 2 * j + i // 2}" for j in range(4)]
+        lines += [
+            f"mov.b32 {{low, high}}, {part};",
+            f"mov.b32 factor, {{{half}, {half}}};",
+            f"and.b32 {to[0]}, {word}, 0x81C081C0;",
+            f"shf.r.wrap.b32 moved, {word}, {word}, 6;",
+            f"and.b32 {to[1]}, moved, 0x81C081C0;",
+            f"shl.b32 moved, {word}, 6;",
+            f"and.b32 {to[2]}, moved, 0x81C081C0;",
+            f"shl.b32 moved, {word}, 4;",
+            f"shr.u32 other, {word}, 4;",
+            f"lop3.b32 {to[3]}, moved, other, 0x81C081C0, 0x28;",
+            *(f"fma.rn.bf16x2 {place}, {place}, factor, zero;" for place in to),
+        ]
+    return tl.constexpr("\n".join(["{", *lines, "}"]))
+
+
+_MXFP4_OPERAND: tl.constexpr = _mxfp4_operand_of_words()
 
 
 @gluon.jit
@@ -200,50 +238,20 @@ def mxfp4_operand(words, scales):
     Args:
         scales: int32 [64]; the bytes of four groups.
     """
-    shift = gl.arange(0, 16, layout=gl.SliceLayout(0, MXFP4_WORDS)) // 2 % 2 * 16
+    ROWS: gl.constexpr = words.shape[0]
+    k = gl.arange(0, 16, layout=gl.SliceLayout(0, words.type.layout))
     t0, t1, t2, t3, t4, t5, t6, t7 = gl.inline_asm_elementwise(
-        """{
-        .reg .b32 factor, zero, moved, other;
-        mov.b32 zero, 0x80008000;
-        prmt.b32 factor, $10, 0, 0x4040;
-        shl.b32 factor, factor, 7;
-        and.b32 $0, $8, 0x81C081C0;
-        shf.r.wrap.b32 moved, $8, $8, 6;
-        and.b32 $1, moved, 0x81C081C0;
-        shl.b32 moved, $8, 6;
-        and.b32 $2, moved, 0x81C081C0;
-        shl.b32 moved, $8, 4;
-        shr.u32 other, $8, 4;
-        lop3.b32 $3, moved, other, 0x81C081C0, 0x28;
-        fma.rn.bf16x2 $0, $0, factor, zero;
-        fma.rn.bf16x2 $1, $1, factor, zero;
-        fma.rn.bf16x2 $2, $2, factor, zero;
-        fma.rn.bf16x2 $3, $3, factor, zero;
-        prmt.b32 factor, $11, 0, 0x4141;
-        shl.b32 factor, factor, 7;
-        and.b32 $4, $9, 0x81C081C0;
-        shf.r.wrap.b32 moved, $9, $9, 6;
-        and.b32 $5, moved, 0x81C081C0;
-        shl.b32 moved, $9, 6;
-        and.b32 $6, moved, 0x81C081C0;
-        shl.b32 moved, $9, 4;
-        shr.u32 other, $9, 4;
-        lop3.b32 $7, moved, other, 0x81C081C0, 0x28;
-        fma.rn.bf16x2 $4, $4, factor, zero;
-        fma.rn.bf16x2 $5, $5, factor, zero;
-        fma.rn.bf16x2 $6, $6, factor, zero;
-        fma.rn.bf16x2 $7, $7, factor, zero;
-        }""",
-        "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r,r",
-        [words, scales[:, None] >> shift[None, :]],
+        _MXFP4_OPERAND,
+        "=&r," * 16 + "r,r,r,r,r,r,r,r",
+        [words, scales[:, None] | (k * 0)[None, :]],
         dtype=(gl.bfloat16,) * 8,
         is_pure=True,
-        pack=2,
+        pack=4,
     )
     low = gl.join(gl.join(t0, t1), gl.join(t2, t3))
     high = gl.join(gl.join(t4, t5), gl.join(t6, t7))
-    parts = gl.reshape(gl.join(low, high), [64, 4, 2, 2, 2, 2, 2])
-    return gl.reshape(gl.permute(parts, [0, 2, 6, 5, 4, 1, 3]), [64, 128])
+    parts = gl.reshape(gl.join(low, high), [ROWS, 4, 2, 2, 2, 2, 2])
+    return gl.reshape(gl.permute(parts, [0, 2, 6, 5, 4, 1, 3]), [ROWS, 128])
 
 
 @triton.jit

@@ -262,6 +262,16 @@ def test_mxfp4_has_the_same_numbers_in_every_tile(tokens: int) -> None:
     check(experts, tokens, 2, 384, torch.bfloat16)
 
 
+@pytest.mark.parametrize(("top_k", "inner", "hidden"), [(4, 160, 352), (8, 128, 256), (1, 64, 544)])
+def test_one_token_in_mxfp4(top_k: int, inner: int, hidden: int) -> None:
+    """GPUs have a kernel for it, which cuts rows into pieces: of some, the last ones are short."""
+    experts = random_experts(9, inner, hidden, "clamped")
+    assert isinstance(experts.gate_up, Tensor)
+    assert isinstance(experts.down, Tensor)
+    experts = experts._replace(gate_up=as_mxfp4(experts.gate_up), down=as_mxfp4(experts.down))
+    check(experts, 1, top_k, hidden, torch.bfloat16)
+
+
 def test_tiles_of_mxfp4_never_have_wgmma() -> None:
     """Its operand's bytes are not in the order that the conversion to 16 bits needs."""
     experts = random_experts(3, 128, 384, "clamped")

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from asyncllm.kernels.gpu import gpu_of
-from asyncllm.kernels.triton.experts import mxfp4, products, prompts
+from asyncllm.kernels.triton.experts import mxfp4, mxfp4_one, products, prompts
 from asyncllm.kernels.triton.experts.product import Product
 from asyncllm.kernels.triton.experts.products import Tile
 from asyncllm.kernels.triton.experts.routing import group_rows
@@ -78,6 +78,10 @@ def mix_experts(
     out = torch.empty_like(x) if residual is None else residual
     if tokens == 1 and fits(experts, x, top_k):
         mix_one(out, x, weights, chosen, experts, beside, has_residual=residual is not None)
+        return out
+    # It is not for the interpreter.
+    if tokens == 1 and beside is None and x.is_cuda and mxfp4_one.fits(experts, top_k):
+        mxfp4_one.mix_one(out, x, weights, chosen, experts, has_residual=residual is not None)
         return out
     kernels = choose_kernels(tokens * top_k, experts, x)
     return _mix(out, x, weights, chosen, experts, residual is not None, beside, kernels)
