@@ -81,6 +81,8 @@ _PADDED: Final = (
 )
 _QUANTISED: Final = {
     "all": "{} weights are read as they are stored; arithmetic counts as in 16 bits.",
+    "large": "{} weights are read as they are stored, but for small ones, which are faster in 16 "
+    "bits; arithmetic counts as in 16 bits.",
     "experts": "{} weights of experts are read as they are stored. Others are expanded to 16 bits, "
     "as this GPU has no kernels for them.",
     "none": "{} weights are expanded to 16 bits, as this GPU has no kernels for them.",

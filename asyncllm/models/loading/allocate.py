@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from math import lcm
-from typing import Literal
+from math import lcm, prod
+from typing import Final, Literal
 
 import torch
 
@@ -27,8 +27,12 @@ log = logging.getLogger(__name__)
 #: if it is not quantised.
 LayoutOf = Callable[[str, int], Layout | None]
 
-#: The weights that stay quantised.
-Kept = Literal["all", "experts", "none"]
+#: The weights that stay quantised. "large": experts, and projections of ``LARGE`` numbers or more.
+Kept = Literal["all", "large", "experts", "none"]
+
+#: On Hopper GPUs, smaller projections take less time in 16 bits: what counts is not reading them,
+#: but how long one kernel takes after the other, and rounding activations is one more.
+LARGE: Final = 2**23
 
 
 def can_keep(quantization: Quantization, dtype: torch.dtype, device: torch.device) -> Kept:
@@ -48,23 +52,27 @@ def kernels_take(quantization: Quantization, dtype: torch.dtype, gpu: Gpu) -> Ke
         return "all"
     if not gpu.has_fp8:
         return "none"
+    if gpu.is_hopper:
+        return "large"
     # cuBLAS multiplies by scales of blocks on Hopper only. Experts are multiplied by our kernels.
-    return "experts" if quantization.blocked and not gpu.is_hopper else "all"
+    return "experts" if quantization.blocked else "all"
 
 
 def allocate(model: CausalLM, place: Placement, layout_of: LayoutOf, keep: Kept = "all") -> None:
     """Allocate the weights of projections and experts; the model was made with ``place``."""
     _set_shared_apart(model, layout_of)
     for projection, modules in _projections(model):
+        least = LARGE if keep == "large" else 0
+        stays = keep in ("all", "large") and prod(projection.weight.shape) >= least
         if isinstance(projection, MixedLinear):
             first = [name for name in modules if name.rpartition(".")[2] not in projection.last]
-            if keep == "all" and any(layout_of(n, projection.weight.shape[1]) for n in first):
+            if stays and any(layout_of(n, projection.weight.shape[1]) for n in first):
                 projection.set_apart(place)
                 modules = first
         size, depth = projection.weight.shape
         layouts = {layout_of(name, depth) for name in modules}
         weight = None
-        if projection is not model.lm_head and len(layouts) == 1 and keep == "all":
+        if projection is not model.lm_head and len(layouts) == 1 and stays:
             layout = layouts.pop()
             if not (
                 (_is_reordered(layout) and _has_some_columns(projection))

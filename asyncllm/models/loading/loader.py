@@ -109,7 +109,7 @@ def load_model(
     quantization = spec.quantization
     keep: Kept = "none" if quantization is None else can_keep(quantization, dtype, device)
     is_asked = device.type == "cuda" or (quantization is not None and quantization.while_loading)
-    if quantization is not None and is_asked and keep != "all":
+    if quantization is not None and is_asked and keep in ("experts", "none"):
         log.warning(
             "%s weights%s are expanded to %s when loaded, as no kernels for this device take them",
             quantization.method,

@@ -18,7 +18,7 @@ from asyncllm.kernels.linear import linear
 from asyncllm.kernels.types import Mxfp4Matrix
 from asyncllm.models.base import CausalLM
 from asyncllm.models.layers.moe import Experts, SparseMoE
-from asyncllm.models.loading import loader
+from asyncllm.models.loading import allocate, loader
 from asyncllm.models.loading.loader import load_model
 from asyncllm.models.quant.config import Quantization, parse_quantization
 from asyncllm.models.quant.weight import Fp8Weight, Int4Weight, QuantizedWeight
@@ -127,6 +127,22 @@ def test_kept_weights_give_the_same_logits(name: str, family: str, tmp_path: Pat
     assert len(kept) == (6 if name in ("compressed-tensors", "fp8-blocks") else 8)
     kind = Int4Weight if name.startswith(("awq", "gptq")) else Fp8Weight
     assert {type(weight) for weight in kept} == {kind}
+    rows = [(0, 0, [5, 6, 7]), (1, 0, list(range(10, 30)))]
+    got, wanted = (step(each, DenseBackend(), rows) for each in (model, expected))
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
+def test_small_weights_are_expanded(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where kernels for 16 bits are faster; other weights of the same layers stay quantised."""
+    monkeypatch.setattr(loader, "can_keep", lambda *_: "large")
+    monkeypatch.setattr(allocate, "LARGE", 1024 * 512)
+    folder, dense = quantized.make("fp8-blocks", tmp_path, family, num_hidden_layers=2, **BLOCKS)
+    model, expected = _load(folder), _load(dense)
+    assert {tuple(weight.shape) for weight in _kept(model)} == {(1024, 512)}
     rows = [(0, 0, [5, 6, 7]), (1, 0, list(range(10, 30)))]
     got, wanted = (step(each, DenseBackend(), rows) for each in (model, expected))
     for one, other in zip(got, wanted, strict=True):

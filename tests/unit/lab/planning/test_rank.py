@@ -18,6 +18,7 @@ from tests.support.models.configs import (
     FP8,
     GEMMA4_26B_A4B,
     GLM45_AIR,
+    QWEN3_06B,
     QWEN3_8B,
     QWEN3_30B_A3B,
     config_folder,
@@ -119,11 +120,22 @@ def test_what_cannot_be_divided_is_said_as_at_the_start(tmp_path: Path) -> None:
 def test_quantised_weights_where_kernels_take_them(tmp_path: Path) -> None:
     plain = rank_of(tmp_path, QWEN3_8B)
     kept = rank_of(tmp_path, QWEN3_8B, quantization_config=FP8)
-    assert kept.kept == "all"
+    assert kept.kept == "large"
     assert 0.5 < kept.weight_bytes / plain.weight_bytes < 0.6, "not the embeddings"
     assert kept.work.token_flops == pytest.approx(plain.work.token_flops, rel=1e-3)
     expanded = rank_of(tmp_path, QWEN3_8B, gpu="a100-80", quantization_config=FP8)
     assert (expanded.kept, expanded.weight_bytes) == ("none", plain.weight_bytes)
+
+
+def test_small_weights_are_expanded_where_16_bits_are_faster(tmp_path: Path) -> None:
+    plain = rank_of(tmp_path, QWEN3_06B)
+    small = rank_of(tmp_path, QWEN3_06B, quantization_config=FP8)
+    assert small.weight_bytes == plain.weight_bytes
+    # Shares of ranks count: 6 of 8 MiB of qkv_proj, and 4 of o_proj.
+    whole, share = (rank_of(tmp_path, QWEN3_8B, tp, quantization_config=FP8) for tp in (1, 4))
+    kept = whole.work.weight_bytes / rank_of(tmp_path, QWEN3_8B).work.weight_bytes
+    expanded = share.work.weight_bytes / rank_of(tmp_path, QWEN3_8B, 4).work.weight_bytes
+    assert expanded > kept + 0.05
 
 
 def test_experts_in_blocks_stay_quantised_where_other_weights_do_not(tmp_path: Path) -> None:
@@ -132,7 +144,7 @@ def test_experts_in_blocks_stay_quantised_where_other_weights_do_not(tmp_path: P
         for gpu in ("h200", "l40s")
     )
     plain = rank_of(tmp_path, QWEN3_30B_A3B)
-    assert (hopper.kept, ada.kept) == ("all", "experts")
+    assert (hopper.kept, ada.kept) == ("large", "experts")
     assert ada.work.expert_bytes == hopper.work.expert_bytes
     assert ada.work.weight_bytes == plain.work.weight_bytes
     assert ada.weight_bytes < 0.55 * plain.weight_bytes
