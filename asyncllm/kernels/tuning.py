@@ -298,9 +298,15 @@ def fp8_tile(rows: int, size: int, columns: int) -> Fp8Tile:
 def choose_fp8_gemv_tile(columns: int, *, blocked: bool) -> Fp8GemvTile:
     """The measured best for a weight with so many columns, and with a scale for each block; columns
     beyond the weight's cost as much as others."""
-    if not blocked or (columns > 4096 and columns % 4096):
+    if not blocked:
         return Fp8GemvTile(4, 2048, 4)
-    return Fp8GemvTile(8, 2048, 4) if columns <= 4096 else Fp8GemvTile(4, 4096, 8)
+    if columns <= 4096:
+        return Fp8GemvTile(8, 2048, 4)
+    if columns % 2048 and columns <= 6144:
+        return Fp8GemvTile(8, 1024, 4)
+    if columns % 4096 and columns % 2048 == 0:
+        return Fp8GemvTile(4, 2048, 4)
+    return Fp8GemvTile(4, 4096, 8)
 
 
 def is_tuned(device_name: str) -> bool:

@@ -57,7 +57,11 @@ def assert_near(got: Tensor, expected: Tensor, tolerance: float = 0.02) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("blocked", [False, True])
 @pytest.mark.parametrize(
-    ("rows", "size", "columns"), [(1, 48, 512), (3, 33, 384), (5, 300, 128), (16, 80, 256)]
+    ("rows", "size", "columns"),
+    [
+        *((1, 48, 512), (3, 33, 384), (5, 300, 128), (16, 80, 256)),
+        *((1, 20, columns) for columns in (4224, 6144, 8448)),  # each has tiles of its own
+    ],
 )
 def test_few_rows(rows: int, size: int, columns: int, blocked: bool, dtype: torch.dtype) -> None:
     x, matrix = random_rows(rows, columns, dtype), random_matrix(size, columns, blocked=blocked)
