@@ -89,18 +89,15 @@ def encodes(encoding: HeadEncoding, keys: Tensor, spec: AttentionSpec) -> bool:
 
 
 def supports(q: Tensor, rows: DecodeRows, spec: AttentionSpec) -> bool:
-    """Whether the kernel can run this ``launch``, and is faster for this number of rows.
-
-    ``launch`` takes two heads of 64 in 8 bits as one, too, but was not measured with them.
-    """
+    """Whether the kernel can run this ``launch``, and is faster for this number of rows."""
     keys, fold = rows.keys, fold_of(rows.keys, spec)
     return (
         len(q) * spec.num_kv_heads > FEW_PAIRS
         and can_copy(keys, spec, TILE.value)
         and keys.dtype in (q.dtype, torch.float8_e4m3fn)
         and q.itemsize == 2
-        and fold == 1
-        and spec.group <= MAX_GROUP
+        and spec.num_kv_heads % fold == 0
+        and spec.group * fold <= MAX_GROUP
         and spec.window is None
         and spec.softcap is None
     )
