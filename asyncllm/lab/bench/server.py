@@ -25,7 +25,8 @@ TIMEOUT: Final = 10.0
 #: Requests are over when the server is stopped, so it should end at once.
 END_SECONDS: Final = 20.0
 
-_READY: Final = re.compile(r" is ready on (http://\S+) \(model .+, (\w+), \w+, context")
+#: What the server announces; before the model, it says how many replicas there are.
+READY: Final = re.compile(r" is ready on (http://\S+) \(.*model .+, (\w+), \w+, context")
 
 
 class ServedModel(NamedTuple):
@@ -114,7 +115,7 @@ class ServerProcess:
     def _wait_until_ready(self) -> tuple[str, str]:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if ready := _READY.search(line):
+            if ready := READY.search(line):
                 return ready[1], ready[2]
         raise AsyncLLMError(
             f"the server ended with status {self._process.wait()} before it was ready"

@@ -24,8 +24,8 @@ from asyncllm.lab.bench.cases import OnlineCase, closed_loop, interference, pois
 from asyncllm.lab.bench.load import Answered, Outcome, Target
 from asyncllm.lab.bench.online import Load, deal, run_cases, summarize
 from asyncllm.lab.bench.report import Report, decode_report
+from asyncllm.lab.bench.server import READY, options
 from asyncllm.lab.bench.server import ServerProcess as BenchServer
-from asyncllm.lab.bench.server import options
 from tests.support.server.serving import ServerProcess
 
 VOCAB = 2368  # of the demo, whose text a simulated device has
@@ -185,6 +185,15 @@ def test_the_server_gets_the_given_options() -> None:
     assert options(EngineConfig()) == []
     given = options(EngineConfig(hf_overrides={"a": None, "b": "c"}))
     assert given == ['--hf-overrides={"a": null, "b": "c"}']
+
+
+def test_what_a_server_announces_is_read() -> None:
+    """With one replica or several."""
+    about = "model a, b, sim, bfloat16, context 40960, KV cache 791008 tokens"
+    for text in (about, f"2 replicas, each with {about}"):
+        found = READY.search(f"asyncllm is ready on http://127.0.0.1:3 ({text})")
+        assert found is not None
+        assert found.groups() == ("http://127.0.0.1:3", "sim")
 
 
 # -- a server elsewhere ----------------------------------------------------------------------------
