@@ -85,7 +85,14 @@ class GraphRows(NamedTuple):
 
 @runtime_checkable
 class GraphBackend(AttentionBackend, Protocol):
-    """A backend whose steps can be captured in CUDA graphs."""
+    """A backend whose steps can be captured in CUDA graphs.
+
+    Attributes:
+        plans_on_host: ``before_replay`` must be told where rows start; it is not enough that the
+            captured kernels find that on the device.
+    """
+
+    plans_on_host: bool
 
     def graph_plan(self, rows: GraphRows, block_table: Tensor) -> Any:
         """A plan for all steps of one size; ``forward`` takes it while the step is captured.

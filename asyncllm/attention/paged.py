@@ -63,6 +63,8 @@ class PagedBackend:
         upload: to where the pages are.
     """
 
+    plans_on_host = False
+
     def __init__(self, kv: KVPages, upload: Upload) -> None:
         self._kv = kv
         self._upload = upload

@@ -323,7 +323,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def draft_tokens(self) -> int:
         """The most tokens of a draft."""
-        return most_drafted(self.speculative_config)
+        return most_drafted(self.speculative_config, self.max_num_seqs)
 
     @property
     def model_overrides(self) -> dict[str, Any]:

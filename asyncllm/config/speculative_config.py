@@ -78,9 +78,10 @@ def synthetic_rate(value: dict[str, Any] | None) -> float | None:
     return high if config.synthetic_acceptance > 1 else 0.0
 
 
-def most_drafted(value: dict[str, Any] | None) -> int:
-    """The most tokens of a draft, given the option's value."""
-    return DRAFT_TOKENS if value is None else parse_speculative(value).num_speculative_tokens
+def most_drafted(value: dict[str, Any] | None, max_num_seqs: int) -> int:
+    """The most tokens of a draft, given the option's value: no more than a step has rows for."""
+    asked = DRAFT_TOKENS if value is None else parse_speculative(value).num_speculative_tokens
+    return min(asked, max_num_seqs - 1)
 
 
 def draft_rules(config: Any) -> Iterator[tuple[bool, str, str]]:
@@ -89,9 +90,9 @@ def draft_rules(config: Any) -> Iterator[tuple[bool, str, str]]:
     name, value, rows = "speculative_config", config.speculative_config, config.max_num_seqs
     if value is None:
         return
-    drafts = most_drafted(value)
-    small = f"a draft of {drafts} tokens needs max_num_seqs of more than {rows}"
-    yield drafts < rows, name, f"{name}: {small}"
+    asked = value.get("num_speculative_tokens", 0)
+    small = f"a draft of {asked} tokens needs max_num_seqs of more than {rows}"
+    yield asked < rows, name, f"{name}: {small}"
     # With real weights, answers would be wrong, and look right.
     no_model = config.load_format == "dummy" or config.device == "sim"
     plain = synthetic_rate(value) is None

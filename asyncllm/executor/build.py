@@ -196,7 +196,8 @@ def _build(
         with bill.phase("graphs", device.free_bytes):
             sampler = Sampler(limits.max_num_seqs, spec.vocab_size, device, grammars, ranks)
             max_pages = -(-limits.max_model_len // limits.page_size)
-            table = SlotTable(limits.max_num_seqs, max_pages, device)
+            drafts = limits.max_draft_tokens
+            table = SlotTable(limits.max_num_seqs, max_pages, device, drafts)
             if on_device.type == "cuda":
                 sampler.warm_up(dtype)
                 table.warm_up()
@@ -206,7 +207,7 @@ def _build(
             forward: StepForward = graphed or eager
             if (rate := synthetic_rate(config.speculative_config)) is not None:
                 log.warning("chance decides what is right of drafts: answers mean nothing")
-                forward = SyntheticAcceptance(forward, rate, sampler, device)
+                forward = SyntheticAcceptance(forward, rate, sampler, table, device)
         runner = ModelRunner(forward, sampler, table, copier, states, device)
     watch.start_serving()
     capture_next = graphed.capture_next if graphed else None

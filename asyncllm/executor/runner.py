@@ -64,7 +64,7 @@ class StepReadback:
 
     Attributes:
         step: the rows, and what each of them samples.
-        verification: of drafts.
+        verification: of drafts. right: how many of each row's were right; may still be copied.
         tokens, columns: see ``Samples``; the tokens' copy may still run.
         logprobs: one for each decode step, or none.
         prompts, pooled: of the prompts that are scored or pooled.
@@ -73,6 +73,7 @@ class StepReadback:
 
     step: StepRows
     verification: Verification | None
+    right: np.ndarray | None
     tokens: np.ndarray
     columns: np.ndarray | None
     logprobs: tuple[Readback[RowLogprobs], ...]
@@ -86,12 +87,14 @@ class StepReadback:
         step: StepRows,
         samples: Samples,
         verification: Verification | None,
+        right: Tensor | None,
         download: Download,
     ) -> StepReadback:
         """Begin the copies of a step whose kernels may still run."""
         return cls(
             step=step,
             verification=verification,
+            right=None if right is None else download(right),
             tokens=download(samples.tokens),
             columns=samples.columns,
             logprobs=tuple(Readback(logprobs, download) for logprobs in samples.logprobs),
@@ -105,8 +108,8 @@ class StepReadback:
         rows, num_rows = self.step.sampling, len(self.step.rows)
         tokens = self.tokens if self.columns is None else self.tokens[:, self.columns]
         places, wrong = np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64)
-        if self.verification is not None:
-            places, wrong = self.step.places, self.verification.wrong(tokens[0])
+        if self.verification is not None and self.right is not None:
+            places, wrong = self.step.places, self.verification.wrong(self.step, self.right)
         by_row = np.full((len(tokens) + int(places.max()), num_rows), NO_TOKEN, dtype="<i4")
         if self.verification is None:
             by_row[:, rows] = tokens
@@ -209,20 +212,22 @@ class ModelRunner:
         self._sampler.flush()
         if len(rows) == 0:
             return Ticket(plan.step, 0, 1, t_launch, 0.0, self._copier.ends())
-        step = StepRows.of(rows, self._table, unpack(plan.state_slots), unpack(plan.drafts))
+        drafts, doubts = unpack(plan.drafts), unpack(plan.doubts, 3)
+        step = StepRows.of(rows, self._table, unpack(plan.state_slots), drafts, doubts)
         verification = Verification.of(step)
         # No idle time is known behind a launch that fails.
         previous, self._previous_end = self._previous_end, None
         with self._device.exclusive():
             # Only now: waiting for another engine is no time of this step.
             begin = self._device.event()
-            samples = self._forward(step, plan.decode_steps)
+            samples, right = self._forward(step, plan.decode_steps), None
             if verification is not None and samples is not None:
                 sampled = samples.tokens[0], samples.columns
-                verification.keep_last(*sampled, self._table, self._device)
+                right = verification.check(*sampled, self._table, self._device)
         readback = None
         if samples is not None:
-            readback = StepReadback.of(step, samples, verification, self._device.download)
+            download = self._device.download
+            readback = StepReadback.of(step, samples, verification, right, download)
         end = self._previous_end = self._device.event()
         return Ticket(
             plan.step,

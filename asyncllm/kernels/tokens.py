@@ -42,6 +42,59 @@ def enter_pages(new_pages: Tensor, block_table: Tensor) -> None:
     block_table[slots.long(), indices.long()] = pages
 
 
+@in_triton("tokens")
+def settle_input(flat: Tensor, fixes: Tensor, next_position: Tensor, drafted: Tensor) -> None:
+    """Correct a step's input where it depends on what only the device knows.
+
+    Args:
+        flat: int32 [n], contiguous.
+        fixes: int32 [m, 4], contiguous: an index of ``flat``, and a slot. Then the start that was
+            promised of the slot's row, and how many positions earlier it may start: the number
+            there moves with the start. Or -1 - j and 0: the number there is the slot's draft j.
+        next_position: int64 [slots]; where the next row of each slot starts.
+        drafted: int64 [slots, k], contiguous.
+    """
+    indices, slots, promised, most = fixes.long().unbind(1)
+    starts = next_position[slots].clamp(promised - most, promised)
+    drafts = drafted[slots, (-1 - promised).clamp(min=0)]
+    moved = flat[indices] + starts - promised
+    flat[indices] = torch.where(promised < 0, drafts, moved).to(torch.int32)
+
+
+@in_triton("tokens")
+def verify_drafts(
+    tokens: Tensor, rows: Tensor, last_token: Tensor, next_position: Tensor, drafted: Tensor
+) -> Tensor:
+    """How many drafted tokens of each row are right; keeps where its sequence got to.
+
+    A draft is right if it was sampled in its place, and those before are right.
+
+    Args:
+        tokens: int64 [n]; what was sampled.
+        rows: int32 [m, 4 + k], contiguous: a slot, its promised start, how many positions earlier
+            it may start, the index of its first sample in ``tokens``, and k drafted tokens: -1
+            where there is none, -2 for the one that ``drafted`` has in this place.
+        last_token: int64 [slots]; takes the last right token of each row.
+        next_position: int64 [slots]; has the start of a row that may start earlier, and takes that
+            of the slot's next row.
+        drafted: int64 [slots, at least k], contiguous.
+
+    Returns:
+        int32 [m].
+    """
+    slots, promised, most, first = rows[:, :4].long().unbind(1)
+    drafts = rows[:, 4:].long()
+    places = torch.arange(drafts.shape[1], device=rows.device)
+    known = drafted[slots][:, : len(places)]
+    drafts = torch.where(drafts == -2, known, drafts) if len(places) else drafts
+    sampled = tokens[(first[:, None] + places).clamp(max=len(tokens) - 1)]
+    right = ((sampled == drafts) & (drafts != -1)).long().cumprod(1).sum(1)
+    starts = next_position[slots].clamp(promised - most, promised)
+    last_token[slots] = tokens[first + right].clamp(min=0)
+    next_position[slots] = starts + 1 + right
+    return right.to(torch.int32)
+
+
 def list_pages(
     block_table: Tensor, slots: Tensor, offsets: Tensor, num_pages: int | None = None
 ) -> Tensor:

@@ -19,6 +19,8 @@ from asyncllm.types import LogitParams, Reasoning
 NO_TOKEN = -1
 #: ``StepResult.tokens`` of a row whose logits were not finite, or that is among ``failures``.
 BAD_TOKEN = -2
+#: In ``StepPlan.drafts``, a token that only the device knows.
+UNKNOWN_DRAFT = -2
 #: Directions in ``StepPlan.copies``: of pages, and of recurrent states.
 TO_HOST = 0
 TO_DEVICE = 1
@@ -103,7 +105,12 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
         state_slots: int32 [n]: where each row's recurrent state is read and written. A row that
             starts at position 0 starts from an empty state, whatever the slot has. Empty for
             models without recurrent layers.
-        drafts: int32; the drafted tokens of all rows that have some, in the order of the rows.
+        drafts: int32; the drafted tokens of all rows that have some, in the order of the rows. A
+            token of UNKNOWN_DRAFT is what the device drafted for that place of the row.
+        doubts: int32 [m, 3] of (row, most, meant): rows that follow drafts whose result was not
+            known when this was planned. Such a row starts where the last row of its slot got to,
+            which is up to ``most`` positions before the start that is promised here. What the host
+            drafted for it is meant for a start ``meant`` positions before.
     """
 
     step: int
@@ -115,6 +122,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     state_copies: bytes = b""
     state_slots: bytes = b""
     drafts: bytes = b""
+    doubts: bytes = b""
 
 
 class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):

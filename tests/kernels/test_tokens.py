@@ -10,7 +10,13 @@ from tests.support.kernels.device import DEVICE
 
 pytest.importorskip("triton")
 
-from asyncllm.kernels.triton.tokens import enter_pages, fill_pages, locate_tokens
+from asyncllm.kernels.triton.tokens import (
+    enter_pages,
+    fill_pages,
+    locate_tokens,
+    settle_input,
+    verify_drafts,
+)
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 700])
@@ -65,3 +71,50 @@ def test_lists_pages(counts: list[int], skipped: int) -> None:
         pages = torch.full((len(expected) + 5,), -1, dtype=torch.int32, device=DEVICE)
         launch(block_table, padded, offsets, pages)
         assert pages[: len(expected)].tolist() == expected
+
+
+@pytest.mark.parametrize("count", [0, 1, 300])
+def test_settles_the_input_of_a_step(count: int) -> None:
+    flat = torch.randint(1000, (2 * count + 1,), device=DEVICE).int()
+    next_position = torch.randint(100, (9,), device=DEVICE)
+    drafted = torch.randint(150_000, (9, 5), device=DEVICE)
+    fixes = torch.stack(
+        (
+            torch.randperm(len(flat), device=DEVICE)[:count],
+            torch.randint(9, (count,), device=DEVICE),
+            torch.randint(-5, 100, (count,), device=DEVICE),
+            torch.randint(20, (count,), device=DEVICE),
+        ),
+        dim=1,
+    ).int()
+    expected = flat.clone()
+    in_torch.settle_input.reference(expected, fixes, next_position, drafted)
+    settle_input(flat, fixes, next_position, drafted)
+    assert flat.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("most", [0, 1, 5])
+def test_verifies_drafts(most: int) -> None:
+    count, slots, vocab_size = 8, 9, 2
+    tokens = torch.randint(-2, vocab_size, (count * 7,), device=DEVICE)
+    last_token = torch.randint(vocab_size, (slots,), device=DEVICE)
+    next_position = torch.randint(100, (slots,), device=DEVICE)
+    drafted = torch.randint(vocab_size, (slots, 5), device=DEVICE)
+    rows = torch.cat(
+        (
+            torch.randperm(slots, device=DEVICE)[:count, None],
+            torch.randint(100, (count, 1), device=DEVICE),
+            torch.randint(9, (count, 1), device=DEVICE),
+            7 * torch.arange(count, device=DEVICE)[:, None],
+            torch.randint(-2, vocab_size, (count, most), device=DEVICE),
+        ),
+        dim=1,
+    ).int()
+    expected = last_token.clone(), next_position.clone()
+    right = in_torch.verify_drafts.reference(tokens, rows, *expected, drafted)
+    assert (
+        verify_drafts(tokens, rows, last_token, next_position, drafted).tolist() == right.tolist()
+    )
+    assert last_token.tolist() == expected[0].tolist()
+    assert next_position.tolist() == expected[1].tolist()
+    assert right.dtype == torch.int32

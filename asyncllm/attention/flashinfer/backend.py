@@ -112,6 +112,8 @@ class FlashInferBackend:
         upload: to the device.
     """
 
+    plans_on_host = True
+
     def __init__(
         self,
         kv: KVPages,

@@ -11,13 +11,14 @@ from typing import NamedTuple
 from asyncllm.config import SpeculativeConfig
 from asyncllm.engine.drafts.sources import Draft, make_drafts
 from asyncllm.types import SamplingParams
+from asyncllm.wire.messages import UNKNOWN_DRAFT
 
 #: What is expected of a sequence's drafts before counts like so many tokens that were tried. Of
 #: those that were, the latest count.
 PRIOR_WEIGHT, MEMORY = 2.0, 32.0
-#: Tokens for which a kind of draft that is mostly wrong is not asked after nothing of it was right;
-#: each time twice as many, up to the second.
-FIRST_PAUSE, LONGEST_PAUSE = 8, 1024
+#: After so many drafts in a row of which nothing was right, a kind that is right less often than
+#: this is not asked for a number of tokens, each time twice as many, up to the last.
+MOST_WRONG, LEAST_RATE, FIRST_PAUSE, LONGEST_PAUSE = 2, 0.2, 8, 1024
 
 
 class Proposal(NamedTuple):
@@ -26,12 +27,19 @@ class Proposal(NamedTuple):
     Attributes:
         prior: of its kind of draft.
         evidence: of this sequence's drafts of the kind.
+        assumed: what it takes the tokens in flight to be.
     """
 
     kind: str
     tokens: Seq[int]
     prior: float
     evidence: Evidence
+    assumed: Seq[int] = ()
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the device guesses, which knows all tokens in flight."""
+        return self.tokens[0] == UNKNOWN_DRAFT
 
     def rate(self, prior: float) -> float:
         """How probable it is that a token is right if those before are, given what is expected
@@ -84,14 +92,17 @@ class _Record:
     def __init__(self) -> None:
         self.evidence = Evidence(MEMORY)
         self._pause = FIRST_PAUSE
+        self._num_wrong = 0
         self.quiet_until = 0
 
     def saw(self, num_drafted: int, num_right: int, length: int) -> None:
         """A draft was verified for a sequence of ``length`` tokens."""
         self.evidence.saw(num_drafted, num_right)
         if num_right:
-            self._pause = FIRST_PAUSE
-        elif self.evidence.rate(0.0, 0.0) < 0.5:
+            self._pause, self._num_wrong = FIRST_PAUSE, 0
+            return
+        self._num_wrong += 1
+        if self._num_wrong >= MOST_WRONG and self.evidence.rate(0.0, 0.0) < LEAST_RATE:
             self.failed(length)
 
     def failed(self, length: int) -> None:
@@ -102,18 +113,26 @@ class _Record:
 class Drafting:
     """The drafts of one sequence, the most certain first.
 
+    Args:
+        by_chance: chance decides what is right, whatever the tokens before are: for benchmarks.
+
     Attributes:
         tallies: by kind.
     """
 
-    __slots__ = ("_drafts", "_held", "_length", "_records", "tallies")
+    __slots__ = ("_by_chance", "_drafts", "_held", "_length", "_records", "tallies")
 
-    def __init__(self, drafts: Seq[Draft]):
+    def __init__(self, drafts: Seq[Draft], *, by_chance: bool = False):
+        self._by_chance = by_chance
         self._drafts = tuple(drafts)
         self._records = {draft.kind: _Record() for draft in drafts}
         self._held: str | None = None
         self._length = 0
         self.tallies = {draft.kind: Tally() for draft in drafts}
+
+    def is_awake(self, tokens: array[int]) -> bool:
+        """Whether ``propose`` would look for a draft."""
+        return any(record.quiet_until <= len(tokens) for record in self._records.values())
 
     def propose(self, tokens: array[int], most: int, unknown: int) -> Proposal | None:
         """What may follow the known tokens and ``unknown`` more, which are in flight."""
@@ -123,9 +142,14 @@ class Drafting:
             record = self._records[draft.kind]
             if self._length < record.quiet_until:
                 continue
-            found = draft.propose(tokens, most + unknown)[unknown:]
+            found = draft.propose(tokens, most + unknown)
+            assumed: Seq[int] = ()
+            if len(found) == 0 or found[0] != UNKNOWN_DRAFT:
+                assumed, found = found[:unknown], found[unknown:]
+            if self._by_chance:
+                assumed = ()
             if found:
-                return Proposal(draft.kind, found, draft.prior, record.evidence)
+                return Proposal(draft.kind, found[:most], draft.prior, record.evidence, assumed)
             if held == draft.kind and not unknown:
                 record.failed(self._length)  # the sequence has skipped a step for nothing
         return None
@@ -134,10 +158,15 @@ class Drafting:
         """The sequence skips a step, so that all its tokens are known for such a draft."""
         self._held = kind
 
-    def verified(self, kind: str, num_drafted: int, num_right: int) -> None:
-        """Of so many drafted tokens, the first ``num_right`` were right."""
+    def verified(self, kind: str, num_drafted: int, num_right: int, *, counts: bool = True) -> None:
+        """Of so many drafted tokens, the first ``num_right`` were right.
+
+        Args:
+            counts: whether this tells how good the guess was.
+        """
         self.tallies[kind].add(num_drafted, num_right)
-        self._records[kind].saw(num_drafted, num_right, self._length)
+        if counts:
+            self._records[kind].saw(num_drafted, num_right, self._length)
 
 
 def drafting_of(
@@ -148,4 +177,5 @@ def drafting_of(
 ) -> Drafting | None:
     """For a new sequence; see ``make_drafts``."""
     drafts = make_drafts(num_prompt, params, lookup, token_bytes)
-    return Drafting(drafts) if drafts else None
+    by_chance = lookup is not None and lookup.synthetic_acceptance is not None
+    return Drafting(drafts, by_chance=by_chance) if drafts else None

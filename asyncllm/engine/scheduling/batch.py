@@ -38,7 +38,8 @@ class RunningBatch:
 
     Attributes:
         sequences: by slot; kept until the slot is free again.
-        computed: int32 [slots].
+        computed: int32 [slots]; where the next row starts, if all drafts in flight are right.
+        doubt: int32 [slots]; the drafted tokens in flight.
         first: int32 [slots]; the first position that was not cached at admission.
         known: int32 [slots]; tokens known at admission. Positions before are prefilled in chunks,
             each later one is a decode row.
@@ -49,13 +50,15 @@ class RunningBatch:
         running: those that have not left, by id.
         decoding: sequences with a decode row in every step, in the order of the rows.
         prefilling: sequences with prompt chunks still to be planned, in order of admission.
-        paused: sequences that get no row before their rows in flight are done.
+        paused: sequences that get no row before their rows in flight are done: those that a draft
+            in flight may bring to their end, and those that wait for a draft.
     """
 
     def __init__(self, num_slots: int, page_size: int):
         self.page_size = page_size
         self.sequences: list[Sequence | None] = [None] * num_slots
         self.computed = np.zeros(num_slots, dtype=np.int32)
+        self.doubt = np.zeros(num_slots, dtype=np.int32)
         self.first = np.zeros(num_slots, dtype=np.int32)
         self.known = np.zeros(num_slots, dtype=np.int32)
         self.stop_at = np.zeros(num_slots, dtype=np.int32)
@@ -91,6 +94,7 @@ class RunningBatch:
         seq.slot = slot = self._free.pop()
         self.sequences[slot] = seq
         self.computed[slot] = self.first[slot] = num_computed
+        self.doubt[slot] = 0
         self.known[slot] = len(seq.tokens)
         self.stop_at[slot] = seq.output.max_length - 1
         self.capacity[slot] = len(seq.kv.pages) * self.page_size
@@ -192,20 +196,28 @@ class RunningBatch:
             for slot in slots[ended].tolist():
                 seq = self.sequences[slot]
                 assert seq is not None, "a row has a sequence"
-                self.stop(seq)
+                self._reach_end(seq)
 
-    def add_draft(self, seq: Sequence, q_len: int, step: int) -> None:
-        """Plan a row that verifies a draft; ``seq``, which is paused, goes on after it.
+    def add_draft(self, seq: Sequence, num_drafted: int, step: int) -> None:
+        """Plan a row that verifies so many drafted tokens, which are right until it is done."""
+        slot = seq.slot
+        self.computed[slot] += 1 + num_drafted
+        self.doubt[slot] += num_drafted
+        self.last_step[slot] = step
+        if self.computed[slot] >= self.stop_at[slot]:
+            self._reach_end(seq)
 
-        Args:
-            q_len: its tokens. Until ``verified``, all of them count as computed.
-        """
-        self.computed[seq.slot] += q_len
-        self.last_step[seq.slot] = step
+    def verified(self, seq: Sequence, num_drafted: int, num_right: int) -> None:
+        """The row is done, and so many of its drafted tokens were right."""
+        self.computed[seq.slot] -= num_drafted - num_right
+        self.doubt[seq.slot] -= num_drafted
 
-    def verified(self, seq: Sequence, computed: int) -> None:
-        """The row is done: so many positions of ``seq`` are computed."""
-        self.computed[seq.slot] = computed
+    def _reach_end(self, seq: Sequence) -> None:
+        """No row of ``seq`` is left to plan, if all drafts in flight are right."""
+        if self.doubt[seq.slot]:
+            self.pause(seq)
+        else:
+            self.stop(seq)
 
 
 class LeakCheck:

@@ -46,23 +46,20 @@ class DecodePlanner:
         Args:
             num_waiting: requests that are not running.
         """
-        drafts: tuple[Drafted, ...] = ()
+        drafts: list[Drafted] = []
         if self.limits.max_draft_tokens:
             drafts = self._choose_drafts(step, num_waiting)
-        self._plan_decodes(step, now, num_waiting)
+        self._plan_decodes(step, drafts, now, num_waiting)
         if drafts:
             self._plan_drafts(step, drafts, now)
 
-    def _choose_drafts(self, step: Step, num_waiting: int) -> tuple[Drafted, ...]:
-        """Pause the sequences that skip this step, or verify drafts in it; returns the drafts."""
+    def _choose_drafts(self, step: Step, num_waiting: int) -> list[Drafted]:
+        """Pause the sequences that skip this step; returns the drafts that there are pages for."""
         batch, done = self.batch, self.departures.last_done
         self.choice = choice = self.speculation.choose(batch, done, num_waiting)
         for seq in choice.held:
             batch.pause(seq)
-        for draft in choice.drafts:
-            if self._has_pages(draft, step):
-                batch.pause(draft.seq)
-        return tuple(draft for draft in choice.drafts if draft.seq.id in batch.paused)
+        return [draft for draft in choice.drafts if self._has_pages(draft, step)]
 
     def _has_pages(self, draft: Drafted, step: Step) -> bool:
         """Grow the sequence for its draft, if there are free pages."""
@@ -79,22 +76,26 @@ class DecodePlanner:
         self.batch.grown(seq)
         step.new_pages += (seq.slot, len(seq.kv.pages) - 1, page)
 
-    def _plan_drafts(self, step: Step, drafts: tuple[Drafted, ...], now: float) -> None:
+    def _plan_drafts(self, step: Step, drafts: list[Drafted], now: float) -> None:
         """Rows that verify drafts; not of sequences that were preempted for the others' pages."""
-        step.drafts = tuple(draft for draft in drafts if draft.seq.id in self.batch.paused)
+        step.drafts = tuple(draft for draft in drafts if draft.seq.id in self.batch.running)
         tokens, kv_tokens, pairs = step.shape
-        for draft in step.drafts:
-            _, start, q_len = draft.row
-            self.batch.add_draft(draft.seq, q_len, step.number)
+        for row, draft in enumerate(step.drafts, len(step.decodes)):
+            slot, start, q_len = draft.row
+            if doubt := int(self.batch.doubt[slot]):
+                step.doubts += (row, doubt, start + 1 - draft.length)
+            self.batch.add_draft(draft.seq, q_len - 1, step.number)
             tokens, pairs = tokens + q_len, pairs + num_pairs(start, q_len)
         step.shape = StepShape(tokens, kv_tokens, pairs)
         if step.drafts:
-            self.speculation.planned(step.number, step.shape, now)
+            self.speculation.planned(step.number, step.drafts, now)
 
-    def _plan_decodes(self, step: Step, now: float, num_waiting: int) -> None:
-        """The rows of one token."""
+    def _plan_decodes(
+        self, step: Step, drafts: list[Drafted], now: float, num_waiting: int
+    ) -> None:
+        """The rows of one token, of sequences without a draft."""
         batch = self.batch
-        slots = batch.slots()
+        slots = self._slots_without(drafts)
         if not len(slots):
             return
         starts = batch.computed[slots]
@@ -102,13 +103,14 @@ class DecodePlanner:
         full = slots[starts + decode_steps > batch.capacity[slots]]
         if full.size:
             self._grow(full, step, now)
-            slots = batch.slots()  # some may have been preempted
+            slots = self._slots_without(drafts)  # some may have been preempted
             starts = batch.computed[slots]
-        step.decodes = batch.decoding
         growable = starts + decode_steps <= batch.capacity[slots]
         if not growable.all():
-            step.decodes = [batch.decoding[i] for i in np.flatnonzero(growable).tolist()]
             slots, starts = slots[growable], starts[growable]
+        step.decodes = batch.decoding
+        if len(slots) < len(step.decodes):
+            step.decodes = [seq for slot in slots.tolist() if (seq := batch.sequences[slot])]
         count = len(slots)
         if count == 0:
             return
@@ -118,8 +120,17 @@ class DecodePlanner:
         rows[:, 2] = 1
         step.decode_rows = rows.tobytes()
         step.shape = StepShape(count, int(starts.sum()) + count, 0.0)
+        if len(doubtful := np.flatnonzero(doubt := batch.doubt[slots])):
+            most = doubt[doubtful]
+            step.doubts += np.stack([doubtful, most, 0 * most], axis=1).ravel().tolist()
         batch.add_decodes(slots, starts, step.number, decode_steps)
         self.states.decodes_planned(slots, starts)
+
+    def _slots_without(self, drafts: list[Drafted]) -> Ints:
+        slots = self.batch.slots()
+        if drafts:
+            slots = slots[np.isin(slots, [draft.seq.slot for draft in drafts], invert=True)]
+        return slots
 
     def _decode_steps(self, slots: Ints, starts: Ints, num_waiting: int) -> int:
         """How many tokens each row yields: one, unless there is nothing else to do."""
@@ -127,6 +138,8 @@ class DecodePlanner:
         if most == 1 or not 0 < len(slots) <= self.limits.multi_step_rows:
             return 1
         if batch.prefilling or num_waiting or batch.paused or self.copies.outstanding:
+            return 1
+        if self.choice.drafts or batch.doubt[slots].any():
             return 1
         if most * self.forecast.decode_seconds > MULTI_STEP_SECONDS:
             return 1

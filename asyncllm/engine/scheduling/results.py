@@ -68,7 +68,7 @@ class Results:
     ) -> list[Emitted]:
         """The tokens of a row that verified a draft: what was right, and one more."""
         seq = draft.seq
-        self.batch.verified(seq, draft.start + len(tokens))
+        self.batch.verified(seq, len(draft.tokens), len(tokens) - 1)
         self.speculation.verified(draft, len(tokens) - 1)
         emitted = []
         for index, token in enumerate(tokens):
@@ -85,7 +85,7 @@ class Results:
         A sequence that was alone in the step ends. Of several, each is tried again.
         """
         for draft in step.drafts:
-            self.batch.verified(draft.seq, draft.start + 1)
+            self.batch.verified(draft.seq, len(draft.tokens), 0)
         others = (*(draft.seq for draft in step.drafts), *(chunk.seq for chunk in step.chunks))
         rows = {seq.id: seq for seq in (*step.decodes, *others)}
         alive = [seq for seq in rows.values() if seq.wanted]

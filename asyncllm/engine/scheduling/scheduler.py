@@ -234,9 +234,10 @@ class Scheduler:
             unmet = {row for row, _ in result.failures}
             emitted = self._results.take(step, unpack(result.tokens).tolist(), unmet, now)
             seconds = result.seconds / step.decode_steps
-            if step.drafts:
-                self._speculation.step_done(seconds, now)
-            else:
+            decodes_only = not step.chunks and step.decode_steps == 1
+            shape = step.shape if decodes_only else None
+            self._speculation.step_done(step.number, shape, seconds, now)
+            if not step.drafts:
                 if not step.reads:
                     self.times.observe(step.shape, seconds)
                 num_rows = len(step.decodes)

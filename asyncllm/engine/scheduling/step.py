@@ -52,6 +52,7 @@ class Step:
     decodes: list[Sequence] = field(default_factory=list)
     decode_rows: bytes = b""
     drafts: tuple[Drafted, ...] = ()
+    doubts: list[int] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     chunk_rows: list[int] = field(default_factory=list)
     new_pages: list[int] = field(default_factory=list)
@@ -148,6 +149,7 @@ class Step:
             state_copies=state_copies,
             state_slots=state_slots,
             drafts=pack(token for each in self.drafts for token in each.tokens),
+            doubts=pack(self.doubts),
         )
 
 

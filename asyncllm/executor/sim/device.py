@@ -7,6 +7,7 @@ holds, and refuses a plan that would read any others.
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ import msgspec
 import numpy as np
 
 from asyncllm.config import EngineLimits
-from asyncllm.executor.sim.drafts import SimDrafts
+from asyncllm.executor.sim.drafts import SimDrafts, settled
 from asyncllm.executor.sim.pages import OPEN, BrokenPlan, SimPages, SimStates, fingerprint
 from asyncllm.executor.sim.sampler import SimPooling, SimSampler
 from asyncllm.wire.messages import (
@@ -61,14 +62,13 @@ class SimDevice:
         slots, max_len = limits.max_num_seqs, limits.max_model_len
         max_pages = -(-max_len // limits.page_size)
         self._limits = limits
-        self._synthetic_rate = synthetic_rate
         self._page_size = limits.page_size
         self._pages = SimPages(limits.num_pages, limits.host_pages)
         self._states: SimStates | None = None
         if limits.num_states:
-            sizes = limits.num_states, slots, limits.state_pages
-            self._states = SimStates(*sizes, self._pages.host)
+            self._states = SimStates(limits.num_states, slots, limits.state_pages, self._pages.host)
         self._sampler = SimSampler(slots, limits.vocab_size, limits.eos_token_ids)
+        self._drafts = partial(SimDrafts, self._sampler, synthetic_rate)
         self._pooling = SimPooling(limits.embedding_size)
         #: Tokens known at admission, start of the next row, positions that have pages.
         self._slots = np.full((3, slots), _FRESH, dtype=np.int64)
@@ -104,10 +104,12 @@ class SimDevice:
             self._states.copy(unpack(plan.state_copies, 2))
         if len(of_states) and self._states is not None:
             self._states.begin_copies(of_states)
-        states = unpack(plan.state_slots)
-        packed, drafts = unpack(plan.rows, 3), unpack(plan.drafts)
-        if len(drafts):
-            computed = self._verify(packed, drafts, states)
+        promised, states = unpack(plan.rows, 3), unpack(plan.state_slots)
+        if int(promised[:, 2].sum()) > self._limits.max_num_batched_tokens:
+            raise BrokenPlan(f"{promised[:, 2].sum()} tokens are more than a step has room for")
+        packed, misled = settled(promised, unpack(plan.doubts, 3), *self._slots[_NEXT:])
+        if len(drafts := unpack(plan.drafts)):
+            computed = self._verify(packed, misled, drafts, states)
         else:
             computed = self._compute_steps(packed, states, plan.decode_steps)
         self._in_flight.append(computed.rows)
@@ -198,12 +200,12 @@ class SimDevice:
         tokens = b"".join(part.tokens for part in parts)
         return Computed(rows, decode_steps * len(packed), tokens, logprobs)
 
-    def _verify(self, packed: np.ndarray, drafts: np.ndarray, states: np.ndarray) -> Computed:
+    def _verify(
+        self, packed: np.ndarray, misled: np.ndarray, drafts: np.ndarray, states: np.ndarray
+    ) -> Computed:
         """A step with rows that verify drafts: each goes on as far as its draft is right."""
-        if int(packed[:, 2].sum()) > self._limits.max_num_batched_tokens:
-            raise BrokenPlan("drafts and rows are more tokens than a step has room for")
         known, _, room = self._slots[:, packed[:, 0]]
-        verified = SimDrafts(packed, drafts, known, room, self._sampler, self._synthetic_rate)
+        verified = self._drafts(packed, misled, drafts, known, room)
         for slot, start, right in verified.right:
             self._tokens[slot, start : start + len(right)] = right
         computed = self._compute(verified.rows, states, verifies=True)
@@ -248,8 +250,6 @@ class SimDevice:
             raise BrokenPlan(
                 f"slots {sorted(distinct - self._admitted)} have rows, but no sequence"
             )
-        if int(q_lens.sum()) > self._limits.max_num_batched_tokens:
-            raise BrokenPlan(f"{int(q_lens.sum())} tokens are more than a step has room for")
         known: np.ndarray
         known, due, room = self._slots.take(slots, axis=1)
         wrong = (starts != due) | (ends > room) | (q_lens < 1)

@@ -20,20 +20,23 @@ class SimDrafts:
 
     def __init__(
         self,
+        sampler: SimSampler,
+        rate: float | None,
         packed: np.ndarray,
+        misled: np.ndarray,
         drafts: np.ndarray,
         known: np.ndarray,
         room: np.ndarray,
-        sampler: SimSampler,
-        rate: float | None = None,
     ):
         """
         Args:
-            packed: int32 [n, 3]; the rows of the plan. drafts: ``StepPlan.drafts``.
+            rate: how probable it is that a drafted token is right if those before are, unless the
+                draft is misled; None: what the sampler says is right.
+            packed: int32 [n, 3]; the rows of the plan.
+            misled: bool [n]; drafts that are of another place than the device is at.
+            drafts: ``StepPlan.drafts``.
             known, room: int [n]; tokens at the admission of each row's sequence, and positions that
                 have pages.
-            rate: how probable it is that a drafted token is right if those before are; None: what
-                the sampler says is right.
 
         Raises:
             BrokenPlan: drafts and rows do not fit each other, or have no pages.
@@ -50,7 +53,7 @@ class SimDrafts:
             if start + q_len > room[row] or len(left) < q_len - 1:
                 raise BrokenPlan(f"slot {slot} has a draft without pages, or without tokens")
             draft, left = left[: q_len - 1], left[q_len - 1 :]
-            count = self._count_right(slot, start + 1, draft)
+            count = self._count_right(slot, start + 1, draft, misled=bool(misled[row]))
             self.right.append((slot, start + 1, draft[:count]))
             self.rows[row, 2] = 1 + count
             self._row_of.append(row)
@@ -75,11 +78,46 @@ class SimDrafts:
         found += (msgspec.structs.replace(entry, row=int(index[entry.row])) for entry in logprobs)
         return tokens.tobytes(), tuple(found)
 
-    def _count_right(self, slot: int, length: int, draft: list[int]) -> int:
+    def _count_right(self, slot: int, length: int, draft: list[int], *, misled: bool) -> int:
         """How many tokens of a draft a sequence of ``length`` tokens would sample itself."""
         lengths, slots = length + np.arange(len(draft)), np.full(len(draft), slot)
         if self._rate is not None:
-            right = self._sampler.chances(slots, lengths) < self._rate
+            right = (self._sampler.chances(slots, lengths) < self._rate) & (not misled)
         else:
             right = self._sampler.sample(slots, lengths) == draft
         return int(right.cumprod().sum())
+
+
+def settled(
+    promised: np.ndarray, doubts: np.ndarray, due: np.ndarray, room: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of a plan, int32 [n, 3], from where the last row of each slot got to.
+
+    And whether each row's draft is meant for another place: bool [n].
+
+    Args:
+        doubts: ``StepPlan.doubts``.
+        due, room: int [slots]; where each got to, and positions that have pages.
+
+    Raises:
+        BrokenPlan: a row is due beyond what it was promised, or too far before, or has no pages for
+            what it was promised.
+    """
+    if len(doubts) == 0:
+        return promised, np.zeros(len(promised), dtype=bool)
+    if doubts.min() < 0 or doubts[:, 0].max() >= len(promised):
+        raise BrokenPlan("there is no row that follows a draft, where there should be one")
+    rows, most, meant = doubts.T
+    slots, starts, q_lens = promised[rows].T
+    wrong = (due[slots] > starts) | (due[slots] < starts - most) | (starts + q_lens > room[slots])
+    if np.count_nonzero(wrong):
+        slot, start, q_len = promised[rows[wrong.argmax()]]
+        raise BrokenPlan(
+            f"slot {slot} follows a draft: its next position is {due[slot]}, but it was to be at "
+            f"most {most[wrong.argmax()]} before {start}, with pages for {q_len} positions after it"
+        )
+    found = promised.copy()
+    found[rows, 1] = due[slots]
+    misled = np.zeros(len(promised), dtype=bool)
+    misled[rows] = due[slots] != starts - meant
+    return found, misled

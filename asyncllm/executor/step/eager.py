@@ -173,6 +173,7 @@ class EagerForward:
     device: Device
 
     def __call__(self, step: StepRows, decode_steps: int = 1) -> Samples | None:
+        step = step.settled(self.table)
         if step.reads_prompts:
             return self._run_reading_prompts(step)
         sampled = [self._run(step.continued(after)) for after in range(decode_steps)]

@@ -101,7 +101,10 @@ class GraphedForward:
     def __call__(self, step: StepRows, decode_steps: int = 1) -> Samples | None:
         if step.reads_prompts:
             return self._eager(step, decode_steps)
-        level = self._sampler.level(step.slots, step.lengths)
+        level = self._sampler.level(step.slots, step.least_lengths)
+        if level is Level.EAGER or self._padded.plans_on_host:
+            step = step.settled(self._table)
+            level = self._sampler.level(step.slots, step.lengths)
         captured = self._find(step, level, decode_steps)
         if captured is None:
             return self._eager(step, decode_steps)
@@ -202,6 +205,8 @@ class GraphedForward:
             self._padded.before_replay(plan, following)
             parts.append(self._padded.pack(captured.kind.size, following))
         self._fill(parts)
+        if not step.is_settled:
+            self._table.settle(self._flat, self._padded.fixes(captured.kind.size, step, parts[0]))
         captured.graph.replay()
 
     def _fill(self, parts: list[np.ndarray]) -> None:

@@ -16,7 +16,7 @@ from asyncllm.executor.step.slots import SlotTable
 from asyncllm.kernels.tokens import locate_tokens
 from asyncllm.kernels.types import Tokens
 from asyncllm.kernels.upload import upload_aligned
-from asyncllm.wire.messages import NO_TOKEN
+from asyncllm.wire.messages import NO_TOKEN, UNKNOWN_DRAFT
 
 #: In ``StepRows.entries``, the id of a token that only the device knows.
 LAST_TOKEN = -1
@@ -70,6 +70,9 @@ class StepRows:
         scored, pooled: the rows with tokens of prompts that are scored or pooled.
         drafts: int64 [samples]; the token that was drafted in place of the sample, NO_TOKEN where
             none was. None if there are no drafts.
+        most_behind: int64 [n]; how many positions earlier than promised each row may start, which
+            only the device knows. None if it is 0 for all.
+        meant_behind: int64 [n]; for how many positions earlier what the host drafted is meant.
     """
 
     rows: np.ndarray
@@ -82,6 +85,8 @@ class StepRows:
     scored: tuple[ScoredRow, ...] = ()
     pooled: tuple[PooledRow, ...] = ()
     drafts: np.ndarray | None = None
+    most_behind: np.ndarray | None = None
+    meant_behind: np.ndarray | None = None
 
     @property
     def reads_prompts(self) -> bool:
@@ -98,14 +103,53 @@ class StepRows:
         """The decode rows that follow these decode rows, ``after`` tokens later."""
         if after == 0:
             return self
-        shift = np.array([0, after, 0], dtype=np.int32)
-        ids = np.full_like(self.entries[:1], LAST_TOKEN)
-        return replace(
-            self,
-            rows=self.rows + shift,
-            entries=np.concatenate([ids, self.entries[1:] + shift[:2, None]]),
-            lengths=self.lengths + after,
-        )
+        moved = self.moved(np.full(len(self.rows), after))
+        moved.entries[0] = LAST_TOKEN
+        return moved
+
+    def moved(self, by: np.ndarray) -> Self:
+        """These rows, each so many positions later: int [n]."""
+        rows, entries = self.rows.copy(), self.entries.copy()
+        rows[:, 1] += by.astype(np.int32)
+        entries[2] += by.astype(np.int32).repeat(rows[:, 2])
+        return replace(self, rows=rows, entries=entries, lengths=self.lengths + by[self.sampling])
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the host knows where each row starts, and what is drafted."""
+        return self.most_behind is None and not self.unknown_drafts.any()
+
+    @property
+    def unknown_drafts(self) -> np.ndarray:
+        """The samples that are compared with what the device drafted: bool [samples]."""
+        if self.drafts is None:
+            return np.zeros(len(self.sampling), dtype=bool)
+        unknown: np.ndarray = self.drafts == UNKNOWN_DRAFT
+        return unknown
+
+    @property
+    def least_lengths(self) -> np.ndarray:
+        """``lengths``, if all rows start as early as they may."""
+        if self.most_behind is None:
+            return self.lengths
+        least: np.ndarray = self.lengths - self.most_behind[self.sampling]
+        return least
+
+    def settled(self, table: SlotTable) -> Self:
+        """These rows as they are. Waits for the steps before, unless the host knows."""
+        if self.is_settled:
+            return self
+        positions, drafted = table.look_up(self.rows[:, 0])
+        starts = self.rows[:, 1].astype(np.int64)
+        least = starts if self.most_behind is None else starts - self.most_behind
+        moved = self.moved(positions.clip(least, starts) - starts)
+        unknown = np.flatnonzero(self.unknown_drafts)
+        if self.drafts is None or len(unknown) == 0:
+            return replace(moved, most_behind=None)
+        drafts = self.drafts.copy()
+        drafts[unknown] = drafted[self.sampling[unknown], self.places[unknown]]
+        moved.entries[0, self.sample_at[unknown] + 1] = drafts[unknown]
+        return replace(moved, drafts=drafts, most_behind=None)
 
     @property
     def places(self) -> np.ndarray:
@@ -121,6 +165,7 @@ class StepRows:
         table: SlotTable,
         state_slots: np.ndarray | None = None,
         drafts: np.ndarray | None = None,
+        doubts: np.ndarray | None = None,
     ) -> Self:
         """Look up the tokens that came with admissions.
 
@@ -128,7 +173,7 @@ class StepRows:
 
         Args:
             rows: int32 [n, 3], n > 0.
-            drafts: ``StepPlan.drafts``.
+            drafts, doubts: those of the ``StepPlan``.
         """
         if state_slots is None or len(state_slots) == 0:
             state_slots = np.zeros(len(rows), dtype=np.int32)
@@ -149,6 +194,10 @@ class StepRows:
         step = cls(rows, state_slots, entries, *samples)
         if drafts is not None and len(drafts):
             step = step._verifying((starts >= known) & (q_lens > 1), drafts)
+        if doubts is not None and len(doubts):
+            behind = np.zeros((2, len(rows)), dtype=np.int64)
+            behind[:, doubts[:, 0]] = doubts[:, 1:].T
+            step = replace(step, most_behind=behind[0], meant_behind=behind[1])
         if not table.scoring and not table.pooling:
             return step
         scored, pooled = tuple(_scored_rows(rows, table)), tuple(_pooled_rows(rows, table))

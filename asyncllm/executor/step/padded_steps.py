@@ -157,6 +157,31 @@ class PaddedSteps:
             prefill_offsets[:] = np.maximum(offsets, decodes)
         return flat
 
+    def fixes(self, size: Size, step: StepRows, flat: np.ndarray) -> np.ndarray:
+        """What the device corrects in a step's input: see ``kernels.tokens.settle_input``.
+
+        Args:
+            flat: from ``pack``.
+        """
+        rows, parts = step.rows, []
+        if step.most_behind is not None:
+            # What changes as a row moves is its position, somewhere.
+            numbers = np.where(step.most_behind > 0, np.arange(1, len(rows) + 1), 0)
+            change = self.pack(size, step.moved(numbers)) - flat
+            where = np.flatnonzero(change)
+            row = change[where] - 1
+            parts.append([where, *rows[row, :2].T, step.most_behind[row]])
+        unknown = np.flatnonzero(step.unknown_drafts)
+        if len(unknown):
+            where, slots = step.sample_at[unknown] + 1, rows[step.sampling[unknown], 0]
+            parts.append([where, slots, -1 - step.places[unknown], np.zeros_like(where)])
+        return np.concatenate(parts, axis=1).T.astype(np.int32, order="C")
+
+    @property
+    def plans_on_host(self) -> bool:
+        """See ``GraphBackend``."""
+        return self._backend.plans_on_host
+
     def plan(self, size: Size, flat: Tensor) -> Any:
         """The backend's plan for steps of this size in this buffer, int32 [num_ints]."""
         entries, lengths, starts, _, *mixed = size.split(flat)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.executor.device import Device
-from asyncllm.kernels.tokens import enter_pages
+from asyncllm.kernels.tokens import enter_pages, settle_input, verify_drafts
 from asyncllm.wire.messages import Admit, unpack
 
 
@@ -30,12 +30,15 @@ class SlotTable:
         block_table: int32 [slots + 1, max_pages] on the device; a sequence's pages in order.
         last_token: int64 [slots + 1] on the device; the last sampled token, the input of the next
             decode row. The next step can run before the host has seen it.
+        next_position: int64 [slots + 1] on the device; where the next row of a slot starts. Only of
+            slots whose last row verified a draft, or followed one before its result was known.
+        drafted: int64 [slots + 1, k] on the device; guesses of what follows ``last_token``.
         num_known: int64 [slots] on the host; number of tokens that came with the admission.
         scoring: prompts that are still to be scored, by slot.
         pooling: the next position to be pooled, by slot.
     """
 
-    def __init__(self, num_slots: int, max_pages: int, device: Device):
+    def __init__(self, num_slots: int, max_pages: int, device: Device, max_drafts: int = 0):
         self.dummy_slot = num_slots
         # Kernels are compiled for aligned rows, whatever the longest sequence is.
         columns = -(-max_pages // 16) * 16
@@ -43,6 +46,8 @@ class SlotTable:
             num_slots + 1, columns, dtype=torch.int32, device=device.torch_device
         )
         self.last_token = torch.zeros(num_slots + 1, dtype=torch.int64, device=device.torch_device)
+        self.next_position = torch.zeros_like(self.last_token)
+        self.drafted = self.last_token.new_zeros(num_slots + 1, max(1, max_drafts))
         self.num_known = np.zeros(num_slots, dtype=np.int64)
         self.scoring: dict[int, Scoring] = {}
         self.pooling: dict[int, int] = {}
@@ -50,8 +55,11 @@ class SlotTable:
         self._device = device
 
     def warm_up(self) -> None:
-        """Load the kernel that writes pages, with an entry that nobody reads."""
+        """Load the kernels, with a slot that nobody reads."""
         self.add_pages(np.array([[self.dummy_slot, 0, 0]], dtype=np.int32))
+        row = self._device.upload(np.array([[self.dummy_slot, 0, 0, 0]], dtype=np.int32))
+        settle_input(row.clone(), row, self.next_position, self.drafted)
+        self.verify(row.new_zeros(1, dtype=torch.int64), row)
 
     def admit(self, admit: Admit) -> np.ndarray:
         """A sequence takes its slot; returns its known tokens, int32."""
@@ -108,3 +116,22 @@ class SlotTable:
         # A sequence without a valid token ends, but its next row may be in flight already and needs
         # an id that exists.
         self.last_token.index_copy_(0, slots, tokens.clamp(min=0))
+
+    def settle(self, flat: Tensor, fixes: np.ndarray) -> None:
+        """Correct a step's input; see ``kernels.tokens.settle_input``."""
+        settle_input(flat, self._device.upload(fixes), self.next_position, self.drafted)
+
+    def verify(self, tokens: Tensor, rows: Tensor) -> Tensor:
+        """Take in what rows with drafts sampled; see ``kernels.tokens.verify_drafts``."""
+        return verify_drafts(tokens, rows, self.last_token, self.next_position, self.drafted)
+
+    def look_up(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """``next_position`` and ``drafted`` of some slots, once the steps before are done.
+
+        The only place where a launch waits for the device.
+        """
+        index = self._device.upload(slots.astype(np.int64))
+        positions = self._device.download(self.next_position.index_select(0, index))
+        drafted = self._device.download(self.drafted.index_select(0, index))
+        self._device.event().synchronize()
+        return positions, drafted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -13,58 +14,63 @@ from asyncllm.executor.step.slots import SlotTable
 from asyncllm.wire.messages import NO_TOKEN
 
 
+@dataclass(frozen=True, slots=True)
 class Verification:
-    """The rows of a step that verify drafts.
+    """The rows of a step that verify drafts, or follow such a row whose result is not known yet.
 
     A sample whose earlier samples in the row all equal the drafted tokens is what the sequence
     would have sampled without a draft, as its input was the same and its random number belongs to
     its position. The others are of inputs that never came to be.
+
+    Attributes:
+        rows: int64 [m]; their indices.
+        firsts: int64 [m]; the first sample of each.
+        fixed: int32 [m, 3]; slot, promised start, and how many positions earlier it may start.
+        drafts: int32 [m, k]; the token drafted in place of each sample, NO_TOKEN for none.
     """
 
-    def __init__(self, slots: np.ndarray, samples: np.ndarray, drafts: np.ndarray):
-        """
-        Args:
-            slots: int64 [m].
-            samples: int64 [m, k]; the samples of each row, the last one repeated.
-            drafts: int64 [m, k]; the token drafted in place of each, NO_TOKEN for none.
-        """
-        self._slots = slots
-        self._samples = samples
-        self._drafts = drafts
+    rows: np.ndarray
+    firsts: np.ndarray
+    fixed: np.ndarray
+    drafts: np.ndarray
 
     @classmethod
     def of(cls, step: StepRows) -> Self | None:
-        """None if the step verifies nothing."""
-        if step.drafts is None:
+        """None if the host knows all that this would find out."""
+        if step.drafts is None and step.most_behind is None:
             return None
+        concerned = np.zeros(len(step.rows), dtype=bool)
+        behind = np.zeros(len(step.rows), dtype=np.int64)
+        if step.most_behind is not None:
+            behind = step.most_behind
+            concerned |= behind > 0
         places = step.places
-        firsts = np.flatnonzero((places == 0) & (step.drafts != NO_TOKEN))
-        ends = np.searchsorted(step.sampling, step.sampling[firsts], side="right")
-        index = firsts[:, None] + np.arange(int(places.max()) + 1)
-        return cls(
-            step.slots[firsts],
-            np.minimum(index, ends[:, None] - 1),
-            np.where(index < ends[:, None], step.drafts.take(index, mode="clip"), NO_TOKEN),
-        )
+        drafts = np.full((len(step.rows), int(places.max(initial=0))), NO_TOKEN, dtype=np.int32)
+        if step.drafts is not None:
+            drafted = np.flatnonzero(step.drafts != NO_TOKEN)
+            concerned[step.sampling[drafted]] = True
+            drafts[step.sampling[drafted], places[drafted]] = step.drafts[drafted]
+        rows = np.flatnonzero(concerned)
+        fixed = np.stack([*step.rows[rows, :2].T, behind[rows]], axis=1).astype(np.int32)
+        return cls(rows, np.searchsorted(step.sampling, rows), fixed, drafts[rows])
 
-    def keep_last(
+    def check(
         self, tokens: Tensor, columns: np.ndarray | None, table: SlotTable, device: Device
-    ) -> None:
-        """Keep each row's last right token for its next row, without waiting for the device.
+    ) -> Tensor:
+        """Keep where each sequence got to for its next row, without waiting for the device.
 
         Args:
             tokens: int64 [columns]. columns: that of each sample; None: the samples themselves.
-        """
-        index = self._samples if columns is None else columns[self._samples]
-        host = np.concatenate([self._slots[:, None], index, self._drafts], axis=1)
-        slots, where, drafts = device.upload(host).split([1, index.shape[1], index.shape[1]], dim=1)
-        sampled = tokens[where]
-        right = (sampled == drafts).long().cumprod(1).sum(1, keepdim=True)
-        table.keep_last(slots.squeeze(1), sampled.gather(1, right).squeeze(1))
 
-    def wrong(self, sampled: np.ndarray) -> np.ndarray:
-        """The samples that come after a wrong draft, given the tokens of all: int64."""
-        right = (sampled[self._samples] == self._drafts).cumprod(axis=1)
-        follows = self._drafts[:, :-1] != NO_TOKEN
-        wrong: np.ndarray = self._samples[:, 1:][follows & (right[:, :-1] == 0)]
-        return wrong
+        Returns:
+            int32 [m]; how many drafted tokens of each row were right.
+        """
+        firsts = self.firsts if columns is None else columns[self.firsts]
+        rows = np.concatenate([self.fixed, firsts[:, None], self.drafts], axis=1, dtype=np.int32)
+        return table.verify(tokens, device.upload(rows))
+
+    def wrong(self, step: StepRows, right: np.ndarray) -> np.ndarray:
+        """The samples that come after a wrong draft, given what ``check`` found: int64."""
+        most = np.full(len(step.rows), np.iinfo(np.int64).max)
+        most[self.rows] = right
+        return np.flatnonzero(step.places > most[step.sampling])

@@ -116,7 +116,7 @@ class Run:
     def _enter(self, id: int) -> LiveRequest:
         live, acceptance = self._workload.enter(id), self._acceptance.get(id)
         if acceptance is not None:
-            live.seq.drafting = Drafting([ChanceDraft(id, acceptance)])
+            live.seq.drafting = Drafting([ChanceDraft(id, acceptance)], by_chance=True)
         return live
 
     def offer(self, id: int, now: float) -> float | None:

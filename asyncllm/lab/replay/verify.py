@@ -140,14 +140,14 @@ class _RecordedSpeculation:
         for id, count in self.drafts:
             seq = batch.running[id]
             start = int(batch.computed[seq.slot])
-            drafts.append(Drafted(seq, start, "", [0] * count))
+            drafts.append(Drafted(seq, start, "", [0] * count, start + 1))
         return Choice(tuple(batch.running[id] for id in self.held), tuple(drafts))
 
-    def planned(self, step: int, shape: StepShape, now: float) -> None: ...
+    def planned(self, step: int, drafts: tuple[Drafted, ...], now: float) -> None: ...
 
     def verified(self, draft: Drafted, num_right: int) -> None: ...
 
-    def step_done(self, seconds: float, now: float) -> None: ...
+    def step_done(self, step: int, shape: StepShape | None, seconds: float, now: float) -> None: ...
 
 
 class _Replay:

@@ -37,6 +37,8 @@ PARAMS = RowParams(temperature=0.0)
 class TensorPlanned(SdpaBackend):
     """A ``GraphBackend`` that looks at its tensors only when it is run, as a graph does."""
 
+    plans_on_host = True
+
     def __init__(self, pool: KVPool, table: SlotTable):
         super().__init__(pool)
         self._table = table
@@ -89,7 +91,7 @@ def prepared(model: CausalLM) -> tuple[SlotTable, KVPool, StatePool]:
     device = CpuDevice()
     pool = KVPool(model.attention_specs, NUM_PAGES, PAGE_SIZE, torch.float32, "cpu")
     pool.storage.normal_(generator=generator)
-    table = SlotTable(SLOTS, MAX_PAGES, device)
+    table = SlotTable(SLOTS, MAX_PAGES, device, max_drafts=3)
     pages = torch.randperm(NUM_PAGES, generator=generator)[: SLOTS * MAX_PAGES]
     table.block_table[:SLOTS, :MAX_PAGES] = pages.view(SLOTS, MAX_PAGES).int()
     table.last_token[:SLOTS] = torch.randint(4, 300, (SLOTS,), generator=generator)

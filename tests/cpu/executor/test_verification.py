@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from asyncllm.executor.device import CpuDevice
 from asyncllm.executor.memory.copies import PageCopier
 from asyncllm.executor.memory.kv_pool import HostPool
 from asyncllm.executor.runner import ModelRunner
@@ -17,7 +18,7 @@ from asyncllm.executor.step.inputs import StepRows
 from asyncllm.executor.step.padded_steps import columns_of, unfolded
 from asyncllm.executor.step.verification import Verification
 from asyncllm.models.base import CausalLM
-from asyncllm.wire.messages import NO_TOKEN, RowParams, StepPlan, pack, unpack
+from asyncllm.wire.messages import NO_TOKEN, UNKNOWN_DRAFT, RowParams, StepPlan, pack, unpack
 from tests.cpu.executor import test_graphs
 from tests.cpu.executor.test_graphs import GREEDY, LOGPROBS, LockedDevice, make
 from tests.cpu.executor.test_padded_steps import prepared
@@ -105,6 +106,42 @@ def test_a_draft_is_verified(
         assert tokens.tolist() == [[wanted[right + 1]]]
 
 
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+@pytest.mark.parametrize("params", [GREEDY, DRAWN, PENALISED], ids=["greedy", "drawn", "penalised"])
+@pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
+@torch.inference_mode()
+def test_steps_follow_before_the_result_is_known(
+    model: CausalLM, params: RowParams, graphs: bool, on_device: bool
+) -> None:
+    """Three steps at once: each row starts where the one before got to, whatever was promised."""
+    plain = runner_of(model, params, graphs=False)
+    wanted = [int(run(plain, i, [(1, 25 + i, 1)], [])[0][0, 0]) for i in range(9)]
+    for right in range(3):
+        runner = runner_of(model, params, graphs=graphs)
+        first = [*wanted[:right], *(token ^ 1 for token in wanted[right:2])]
+        # What the second step drafts is right if it goes on after what was right of the first.
+        second = wanted[right + 1 : right + 3]
+        plans: list[tuple[list[tuple[int, int, int]], list[int], list[int]]] = [
+            ([*OTHERS, (1, 25, 3), *PROMPT], first, []),
+            ([(0, 25, 1), (1, 28, 3)], second, [1, 2, 2 - right]),
+            ([(1, 31, 1), (0, 26, 1)], [], [0, 4, 0]),
+        ]
+        tickets = []
+        for step, (rows, drafts, doubts) in enumerate(plans):
+            if on_device:
+                runner._table.drafted[1, : len(drafts)] = torch.tensor(drafts)
+                drafts = [UNKNOWN_DRAFT] * len(drafts)
+            flat = pack(value for row in rows for value in row)
+            plan = StepPlan(step, flat, b"", (), drafts=pack(drafts), doubts=pack(doubts))
+            tickets.append(runner.launch(plan))
+        found = []
+        for ticket, (rows, _, _) in zip(tickets, plans, strict=True):
+            tokens = unpack(runner.collect(ticket).tokens).reshape(-1, len(rows))
+            found += tokens[:, [slot for slot, _, _ in rows].index(1)].tolist()
+        found = [token for token in found if token != NO_TOKEN]
+        assert found == wanted[: right + 5]
+
+
 def test_rows_with_drafts_have_a_column_for_each_sample(
     folder_of: Callable[[str], Path],
     model: CausalLM,
@@ -124,5 +161,9 @@ def test_rows_with_drafts_have_a_column_for_each_sample(
     ]
     verification = Verification.of(step)
     assert verification is not None
-    sampled = np.array([1, 7, 5, 6, 9, 4, 3])
-    assert verification.wrong(sampled).tolist() == [3]
+    sampled = torch.tensor([1, 7, 5, 6, 9, 4, 3])
+    right = verification.check(sampled, None, table, CpuDevice())
+    assert right.tolist() == [1, 1]
+    assert verification.wrong(step, right.numpy()).tolist() == [3]
+    assert table.last_token[[1, 2]].tolist() == [5, 4]
+    assert table.next_position[[1, 2]].tolist() == [27, 32]

@@ -11,10 +11,9 @@ import pytest
 import pytest_asyncio
 
 from asyncllm import AsyncLLM, SamplingParams
-from asyncllm.engine.scheduling.speculation import learned
 from asyncllm.text.grammar import JsonSchema, Regex
 from asyncllm.types import Completion
-from tests.support.engine.drafting import draft_answers
+from tests.support.engine.drafting import draft_answers, try_all
 from tests.support.engine.scheduling import expect_outputs
 
 LETTERS = Regex(r"[a-z ]{20,60}")
@@ -142,10 +141,9 @@ async def test_preempted_aborted_and_cached(llm: AsyncLLM, monkeypatch: pytest.M
 async def test_real_drafts_change_nothing_either(
     llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lookup, predictions and grammars, as they pay on this machine or not."""
-    monkeypatch.setattr(learned, "LEAST_GAIN", 0.0)
-    monkeypatch.setattr(learned, "MOST_DELAY", 100.0)
+    """Lookup, predictions and grammars, whether they pay on this machine or not."""
     engine: Any = llm._own.engine
+    try_all(engine._scheduler, monkeypatch)
     cases: list[dict[str, Any]] = [{"temperature": 0.0}, {"grammar": FIXED}, {"temperature": 0.3}]
     drafting = engine._drafting
     for case in cases:

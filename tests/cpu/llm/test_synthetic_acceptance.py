@@ -26,8 +26,8 @@ async def tokens_a_row(
 ) -> float:
     """Drafts of the full length are always tried; the answers are as long as they should be."""
 
-    def best(self: Any, found: Any, *_: Any, **__: Any) -> int:
-        return min(DRAFT, len(found.tokens))
+    def best(self: Any, wanting: Any, *_: Any, in_flight: bool) -> tuple[list[int], bool]:
+        return [min(DRAFT, len(each.found.tokens)) for each in wanting], in_flight
 
     monkeypatch.setattr(LearnedSpeculation, "_best", best)
     monkeypatch.setattr("asyncllm.engine.drafts.drafting.FIRST_PAUSE", 0)
@@ -86,3 +86,12 @@ def test_what_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest, match=message) as caught:
         EngineConfig(**options)
     assert caught.value.param == "speculative_config"
+
+
+def test_a_draft_has_no_more_tokens_than_a_step_has_rows_for() -> None:
+    for given in (None, {"method": "ngram"}):
+        lengths = [
+            EngineConfig(model="m", max_num_seqs=rows, speculative_config=given).draft_tokens
+            for rows in (1, 4, 8, 9, 256)
+        ]
+        assert lengths == [0, 3, 7, 8, 8]

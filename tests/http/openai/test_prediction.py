@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestClient
 from pytest_aiohttp import AiohttpClient
 
 from asyncllm import AsyncLLM
-from asyncllm.engine.scheduling.speculation import learned
+from tests.support.engine.drafting import try_all
 
 MESSAGES = [{"role": "user", "content": "Tell me a story."}]
 ASKED = {"messages": MESSAGES, "temperature": 0, "max_tokens": 40}
@@ -21,9 +21,9 @@ ASKED = {"messages": MESSAGES, "temperature": 0, "max_tokens": 40}
 async def client(
     monkeypatch: pytest.MonkeyPatch, aiohttp_client: AiohttpClient
 ) -> AsyncIterator[TestClient[Any, Any]]:
-    monkeypatch.setattr(learned, "LEAST_GAIN", 0.0)  # whether it pays here or not
     monkeypatch.setattr("asyncllm.server.metrics.server.KEPT_SECONDS", 0.0)
     async with AsyncLLM(device="cpu", cpu_threads=1, max_model_len=128) as llm:
+        try_all(llm._own.engine._scheduler, monkeypatch)
         yield await aiohttp_client(llm.aiohttp_app())
 
 

@@ -6,6 +6,7 @@ import random
 from array import array
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Any
 
 import pytest
@@ -39,17 +40,24 @@ def draft_for(seq: Sequence, chance: random.Random, likely: Seq[int]) -> Sequenc
     return seq
 
 
-def try_all(sched: Scheduler) -> Scheduler:
+def try_all(sched: Scheduler, monkeypatch: pytest.MonkeyPatch | None = None) -> Scheduler:
     """Have everything tried that is drafted and fits a step, whether it pays or not."""
-
-    def best(found: Any, shape: Any, start: int, spare: int, *_: Any, alone: bool) -> int:
-        return max(0, min(len(found.tokens), spare))
-
     speculation: Any = sched._speculation
-    speculation._best = best
-    speculation._keeps_out = lambda batch, num_waiting: False
-    speculation._most_rows = sched.limits.max_num_batched_tokens
+    patch = monkeypatch.setattr if monkeypatch else setattr
+    chance = random.Random(sched.limits.num_pages)
+    patch(speculation, "_best", partial(best, sched.limits.max_num_batched_tokens, chance))
+    patch(speculation, "_keeps_out", lambda batch, num_waiting: False)
     return sched
+
+
+def best(
+    most: int, chance: random.Random, wanting: Seq[Any], shape: Any, *_: Any, in_flight: bool
+) -> tuple[list[int], bool]:
+    """``LearnedSpeculation._best`` that verifies all that fits, and sometimes waits before."""
+    counts: list[int] = []
+    for each in wanting:
+        counts.append(max(0, min(len(each.found.tokens), most - shape.num_tokens - sum(counts))))
+    return counts, in_flight and len(wanting) == shape.num_tokens and chance.random() < 0.3
 
 
 class Mutated:
@@ -95,15 +103,13 @@ def draft_answers(
         vocab_size = engine.limits.vocab_size
         return Drafting([Mutated(answers[params.seed], num_prompt, chance, vocab_size)])
 
-    def best(self: Any, found: Any, shape: Any, start: int, spare: int, *_: Any, **__: Any) -> int:
-        return min(len(found.tokens), spare)
-
     def count(self: Any, draft: Any, num_right: int) -> None:
         counts.append(num_right)
         verified(self, draft, num_right)
 
     monkeypatch.setattr(engine, "_drafting", drafting)
-    monkeypatch.setattr(LearnedSpeculation, "_best", best)
+    most = engine.limits.max_num_seqs
+    monkeypatch.setattr(LearnedSpeculation, "_best", partial(best, most, chance))
     monkeypatch.setattr(LearnedSpeculation, "_keeps_out", lambda *_: False)
     monkeypatch.setattr(LearnedSpeculation, "verified", count)
     monkeypatch.setattr("asyncllm.engine.drafts.drafting.FIRST_PAUSE", 0)

@@ -83,6 +83,7 @@ def sequence(
 
 
 def rows(plan: StepPlan) -> list[tuple[int, int, int]]:
+    """Slot, promised start and length."""
     return [(slot, start, q_len) for slot, start, q_len in unpack(plan.rows, 3).tolist()]
 
 
@@ -145,15 +146,16 @@ class FakeDevice:
             self.block_tables[slot][index] = page
         self._take_copies(plan)
         self._check_order(plan)
+        settled = self._settled(plan)
         self._copy_states(plan)
         results = (
             [
                 self._run(slot, start + after, q_len, sample)
                 for after in range(plan.decode_steps)
-                for slot, start, q_len in rows(plan)
+                for slot, start, q_len in settled
             ]
             if not plan.drafts
-            else self._verify(plan, sample)
+            else self._verify(plan, settled, sample)
         )
         self._run_states(plan)
         prompts = [
@@ -230,10 +232,23 @@ class FakeDevice:
         tokens.append(max(token, 0))
         return token
 
-    def _verify(self, plan: StepPlan, sample: Iterator[int]) -> list[int]:
+    def _settled(self, plan: StepPlan) -> list[tuple[int, int, int]]:
+        """The rows from where the device finds them to start."""
+        settled = rows(plan)
+        for row, most, _ in unpack(plan.doubts, 3).tolist():
+            slot, promised, q_len = settled[row]
+            assert most > 0
+            assert promised - most <= self.written[slot] <= promised
+            assert promised + q_len <= len(self.block_tables[slot]) * self.limits.page_size
+            settled[row] = slot, self.written[slot], q_len
+        return settled
+
+    def _verify(
+        self, plan: StepPlan, settled: list[tuple[int, int, int]], sample: Iterator[int]
+    ) -> list[int]:
         """A step with drafts: a row's tokens are right as long as it samples what was drafted."""
         drafts, parts = unpack(plan.drafts).tolist(), []
-        for slot, start, q_len in rows(plan):
+        for slot, start, q_len in settled:
             if q_len == 1 or start < self.known[slot]:
                 parts.append([self._run(slot, start, q_len, sample)])
                 continue

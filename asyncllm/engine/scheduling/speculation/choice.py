@@ -9,20 +9,40 @@ from asyncllm.engine.drafts.drafting import Tally
 from asyncllm.engine.scheduling.batch import RunningBatch
 from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.engine.scheduling.timing.prefill_room import StepShape
+from asyncllm.wire.messages import UNKNOWN_DRAFT
 
 
 class Drafted(NamedTuple):
-    """A row that verifies a draft: its sequence, its position, and what was drafted."""
+    """A row that verifies a draft.
+
+    Attributes:
+        start: what is promised.
+        length: tokens that the sequence should have before the draft.
+        assumed: the last of these, which were in flight: what they were taken to be.
+    """
 
     seq: Sequence
     start: int
     kind: str
     tokens: Seq[int]
+    length: int
+    assumed: Seq[int] = ()
 
     @property
     def row(self) -> tuple[int, int, int]:
         """Its row in ``StepPlan.rows``."""
         return self.seq.slot, self.start, 1 + len(self.tokens)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the device drafts, which knows the tokens before."""
+        return self.tokens[0] == UNKNOWN_DRAFT
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the tokens before it are as assumed; once they are all known."""
+        tokens, first = self.seq.tokens, self.length - len(self.assumed)
+        return len(tokens) == self.length and tokens[first:].tolist() == list(self.assumed)
 
 
 class Choice(NamedTuple):
@@ -52,11 +72,15 @@ class Speculation(Protocol):
             num_waiting: requests that are not running.
         """
 
-    def planned(self, step: int, shape: StepShape, now: float) -> None:
-        """A step of this shape verifies the drafts chosen last."""
+    def planned(self, step: int, drafts: tuple[Drafted, ...], now: float) -> None:
+        """A step verifies these of the drafts chosen last."""
 
     def verified(self, draft: Drafted, num_right: int) -> None:
         """So many of the drafted tokens were right."""
 
-    def step_done(self, seconds: float, now: float) -> None:
-        """All drafts of a step were verified, in so many seconds of the device."""
+    def step_done(self, step: int, shape: StepShape | None, seconds: float, now: float) -> None:
+        """A step is done, in so many seconds of the device; its drafts were verified.
+
+        Args:
+            shape: None unless it had decode rows alone, and one token of each.
+        """

@@ -1,14 +1,17 @@
 """For which sequences a step verifies drafted tokens, and how many of each.
 
-A row that verifies k drafted tokens yields up to k + 1 tokens (Leviathan et al., ICML 2023). The
-next row of the sequence starts where that one got to, which is known with its result. So such a
-sequence has no row in the next step that is planned: if all sequences do this, the device is idle
-for as long as a result and a plan take.
+A row that verifies k drafted tokens yields up to k + 1 tokens (Leviathan et al., ICML 2023). Its
+sequence has a row in the next step, too, which is planned before that is known. A guess for that
+row assumes that all drafts in flight are right, unless the device makes it.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections import deque
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from asyncllm.config import EngineLimits
 from asyncllm.engine.drafts.drafting import Evidence, Proposal, Tally
@@ -16,30 +19,69 @@ from asyncllm.engine.scheduling.batch import RunningBatch
 from asyncllm.engine.scheduling.forecast import Forecast
 from asyncllm.engine.scheduling.sequence import Sequence
 from asyncllm.engine.scheduling.speculation.choice import NOTHING, Choice, Drafted
+from asyncllm.engine.scheduling.speculation.costs import Costs
 from asyncllm.engine.scheduling.timing.prefill_room import StepShape
 from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
 
 #: Tokens a second must be expected to grow by this factor: expectations have errors.
-LEAST_GAIN: Final = 1.08
-#: Others beside a draft may wait for their tokens longer by this factor.
+LEAST_GAIN: Final = 1.03
+#: Sequences for which nothing can be drafted may wait for their tokens longer by this factor.
 MOST_DELAY: Final = 1.01
-#: The weight of the newest step in what verifying was seen to take.
-NEWEST: Final = 1 / 8
-#: How much of what was learned is forgotten in each step in which no draft pays: drafts are tried
-#: again some day.
-FORGOTTEN: Final = 1 / 1024
+#: How much of what was learned of a kind of draft, and of a sequence's drafts, is forgotten in each
+#: step in which they do not pay: drafts are tried again some day.
+FORGOTTEN, OWN_FORGOTTEN = 1 / 1024, 1 / 64
 #: A kind of draft is as good as it was for all sequences lately: so many tokens count, and what is
 #: expected of it before counts as much as a few.
 KIND_MEMORY, KIND_PRIOR_WEIGHT = 512.0, 2.0
+#: Sequences that are asked for a draft in a step, at least. The number grows while drafts pay.
+LEAST_ASKED: Final = 16
+
+Floats = npt.NDArray[np.float64]
+
+
+class Wanting(NamedTuple):
+    """A sequence, the promised start of its next row, tokens that are expected from its rows in
+    flight, and its guess."""
+
+    seq: Sequence
+    start: int
+    unknown: int
+    found: Proposal
+
+
+class _Beside(NamedTuple):
+    """A step in which some rows may get drafts.
+
+    Attributes:
+        shape: without drafts.
+        start: the mean position of these rows.
+        num_rows: how many there are.
+        longest: the most seconds that it may take.
+    """
+
+    shape: StepShape
+    start: float
+    num_rows: int
+    longest: float
+
+    def with_drafts(self, count: int) -> StepShape:
+        """With so many drafted tokens, in as many rows as there are."""
+        tokens, kv_tokens, attention = self.shape
+        num_rows = min(count, self.num_rows)
+        pairs = (count + num_rows) * (self.start + (count / num_rows + 1) / 2)
+        left = kv_tokens - round(num_rows * (self.start + 1))
+        return StepShape(tokens + count, left, attention + pairs)
 
 
 class LearnedSpeculation:
     """Drafts where it is expected to pay, by the times of steps and by how good drafts were.
 
-    With k drafted tokens, each right with probability p if those before are, a step yields
-    1 + p + ... + p**k tokens of the sequence, and takes as long as the step-time model says, times
-    a factor that is learned, as verifying has its own kernels. If nobody else generates, the time
-    until the next plan counts, too; otherwise the sequence takes part in every other step.
+    With k drafted tokens, each right with probability p if those before are, a row yields
+    1 + p + ... + p**k tokens. A step verifies the most probable tokens, as many as give the most
+    tokens a second. ``Costs`` bounds what it loses if they turn out to be wrong.
+
+    If all sequences have a guess, they may also skip a step, and so wait until all tokens that it
+    depends on are known. The device is idle meanwhile.
     """
 
     def __init__(self, limits: EngineLimits, times: StepTimeModel, forecast: Forecast):
@@ -47,129 +89,190 @@ class LearnedSpeculation:
         self._kinds: dict[str, Evidence] = {}
         self._most = limits.max_draft_tokens
         self._most_rows = min(limits.max_num_seqs, limits.max_num_batched_tokens)
-        self._times = times
-        self._forecast = forecast
-        #: What verifying takes beyond the model's time, as a factor, and beyond the device's time.
-        self._factor = 1.0
-        self._gap = 0.0
-        #: The newest step with drafts: its number, shape, time, and whether it was alone.
-        self._step = -1
-        self._shape = StepShape(0, 0, 0.0)
-        self._since = 0.0
-        self._alone = False
+        self._costs = Costs(times, forecast)
+        #: How many are asked for drafts, and whose turn it is.
+        self._asked = LEAST_ASKED
+        self._turn = 0
+        #: What the rows of the last plan take without drafts, and how many there are.
+        self._plain = 0.0
+        self._num_rows = 0
+        #: The drafts of steps in flight.
+        self._in_flight: deque[tuple[int, tuple[Drafted, ...]]] = deque()
+        #: Whether sequences skip a step to wait.
+        self._waiting = False
+        self._num_right = 0
 
     def choose(self, batch: RunningBatch, done: int, num_waiting: int) -> Choice:
         slots = batch.slots()
         if not len(slots) or self._keeps_out(batch, num_waiting):
             return NOTHING
-        wanting: list[tuple[Sequence, int, Proposal]] = []
-        for seq in batch.decoding:
+        wanting = self._ask(batch, done)
+        if not wanting:
+            return NOTHING
+        shape = StepShape(len(slots), int(batch.computed[slots].sum()) + len(slots), 0.0)
+        self._plain, self._num_rows = self._costs.plain(shape), len(slots)
+        in_flight = bool((batch.last_step[slots] > done).any())
+        others = any(seq.drafting is None for seq in batch.decoding)
+        longest = MOST_DELAY * self._plain if others else float("inf")
+        counts, wait = self._best(wanting, shape, longest, in_flight=in_flight)
+        if wait:
+            self._waiting = True
+            for seq, _, _, found in wanting:
+                assert seq.drafting is not None
+                seq.drafting.hold(found.kind)
+            return Choice(held=tuple(each.seq for each in wanting))
+        drafts = [
+            Drafted(
+                seq,
+                start,
+                found.kind,
+                found.tokens[:count],
+                len(seq.tokens) + unknown,
+                found.assumed,
+            )
+            for (seq, start, unknown, found), count in zip(wanting, counts, strict=True)
+            if count
+        ]
+        self._learn_from_choice(wanting, drafts)
+        return Choice(drafts=tuple(drafts))
+
+    def _keeps_out(self, batch: RunningBatch, num_waiting: int) -> bool:
+        """Prompts are computed, or wait: drafts would take their room. Or they have lost enough."""
+        return bool(num_waiting or batch.prefilling) or not self._costs.allow_drafts
+
+    def _ask(self, batch: RunningBatch, done: int) -> list[Wanting]:
+        """Guesses of some of the sequences; each has its turn."""
+        decoding = batch.decoding
+        first, misled = self._turn % len(decoding), self._misled(done)
+        wanting: list[Wanting] = []
+        asked = 0
+        for seq in (*decoding[first:], *decoding[:first]):
+            if asked == self._asked:
+                break
+            self._turn += 1
             if seq.drafting is None:
                 continue
             start = int(batch.computed[seq.slot])
-            unknown = start + 1 - len(seq.tokens)  # tokens in flight
+            unknown = start + 1 - len(seq.tokens) - misled.get(seq.id, 0)
             most = min(self._most, int(batch.stop_at[seq.slot]) - start - 1)
-            if most > 0:
-                found = seq.drafting.propose(seq.tokens, most, unknown)
-                if found is not None:
-                    wanting.append((seq, start, found))
-        if not wanting:
-            return NOTHING
-        self._alone = alone = len(wanting) == len(slots)
-        spare = self._most_rows - len(slots)
-        shape = StepShape(len(slots), int(batch.computed[slots].sum()) + len(slots), 0.0)
-        plain = self._seconds(shape)
-        busy = self._step > done
-        held: list[Sequence] = []
-        drafts: list[Drafted] = []
-        for seq, start, found in wanting:
-            count = self._best(found, shape, start, spare, plain, alone=alone)
-            if count == 0:
+            if most <= 0 or not seq.drafting.is_awake(seq.tokens):
                 continue
-            assert seq.drafting is not None
-            if busy or batch.last_step[seq.slot] > done:
-                seq.drafting.hold(found.kind)
-                held.append(seq)
-                continue
-            spare -= count
-            shape = _with(shape, start, count)
-            drafts.append(Drafted(seq, start, found.kind, found.tokens[:count]))
-        if not held and not drafts:
-            self._forget()
-        return Choice(tuple(held), tuple(drafts))
+            asked += 1
+            found = seq.drafting.propose(seq.tokens, most, unknown)
+            if found is not None:
+                wanting.append(Wanting(seq, start, unknown, found))
+        return wanting
 
-    def _keeps_out(self, batch: RunningBatch, num_waiting: int) -> bool:
-        """Prompts are computed, or wait: drafts would take their room.
+    def _misled(self, done: int) -> dict[int, int]:
+        """Drafted tokens in flight that are known to be wrong, as they are not in their place, by
+        sequence."""
+        while self._in_flight and self._in_flight[0][0] <= done:
+            self._in_flight.popleft()
+        drafts: dict[int, Drafted] = {}
+        for _, planned in self._in_flight:
+            for draft in planned:
+                drafts.setdefault(draft.seq.id, draft)
+        return {
+            id: len(draft.tokens)
+            for id, draft in drafts.items()
+            if not draft.on_device and not draft.in_place
+        }
 
-        Nor is anything drafted before it is known how long a step without drafts takes.
-        """
-        return bool(num_waiting or batch.prefilling) or not self._forecast.decode_seconds
-
-    def _forget(self) -> None:
-        self._factor += (1.0 - self._factor) * FORGOTTEN
+    def _learn_from_choice(self, wanting: list[Wanting], drafts: list[Drafted]) -> None:
+        if drafts:
+            self._asked = min(2 * self._asked, self._most_rows)
+            return
+        self._asked = max(self._asked // 2, LEAST_ASKED)
+        self._costs.forget()
         for evidence in self._kinds.values():
             evidence.forget(FORGOTTEN)
+        for each in wanting:
+            each.found.evidence.forget(OWN_FORGOTTEN)
 
     def _best(
-        self,
-        found: Proposal,
-        shape: StepShape,
-        start: int,
-        spare: int,
-        plain: float,
-        *,
-        alone: bool,
-    ) -> int:
-        """How many of the proposed tokens to verify; 0 if none pays.
+        self, wanting: list[Wanting], shape: StepShape, longest: float, *, in_flight: bool
+    ) -> tuple[list[int], bool]:
+        """How many tokens of each guess to verify, and whether to wait instead.
 
         Args:
-            shape: of the step so far. plain: seconds of the step without drafts.
+            shape: of the step without drafts.
+            longest: the most seconds that the step may take.
+            in_flight: whether waiting makes more tokens known.
         """
-        kind = self._kinds.get(found.kind)
-        prior = found.prior if kind is None else kind.rate(found.prior, KIND_PRIOR_WEIGHT)
-        rate = found.rate(prior)
-        best, gain = 0, LEAST_GAIN
-        expected = right = 1.0
-        for count in range(1, min(len(found.tokens), spare) + 1):
-            right *= rate
-            expected += right
-            seconds = self._factor * self._seconds(_with(shape, start, count))
-            if alone:
-                tokens, relative = expected, (seconds + self._gap) / plain
-            else:
-                # Others go on meanwhile: in the time of two steps, it takes part in one.
-                tokens, relative = expected / 2, seconds / plain
-                if relative > MOST_DELAY:
-                    break
-            if tokens / relative > gain:
-                best, gain = count, tokens / relative
-        return best
+        least = LEAST_GAIN * shape.num_tokens / self._plain
+        start = sum(each.start for each in wanting) / len(wanting)
+        step = _Beside(shape, start, len(wanting), longest)
+        sure, certain = self._probabilities(wanting)
+        counts, rate = self._most_probable(step, sure * certain)
+        if in_flight and len(wanting) == shape.num_tokens:
+            _, later = self._most_probable(step, sure, self._costs.gap)
+            if later > max(rate, least):
+                return counts, True
+        return (counts, False) if rate >= least else ([0] * len(wanting), False)
 
-    def _seconds(self, shape: StepShape) -> float:
-        if self._times.fitted:
-            return max(self._times.seconds(shape), 1e-6)
-        return self._forecast.decode_seconds or 1.0
+    def _probabilities(self, wanting: list[Wanting]) -> tuple[Floats, Floats]:
+        """That each guessed token is right if those in flight are, [n, longest]; and that these
+        are, [n, 1]."""
+        priors: dict[str, float] = {}
+        rates, lengths, unknown = [], [], []
+        for _, _, in_flight, found in wanting:
+            if found.kind not in priors:
+                kind = self._kinds.get(found.kind)
+                prior = found.prior
+                priors[found.kind] = kind.rate(prior, KIND_PRIOR_WEIGHT) if kind else prior
+            rates.append(found.rate(priors[found.kind]))
+            lengths.append(len(found.tokens))
+            unknown.append(0 if found.on_device else in_flight)
+        rate: Floats = np.array(rates)[:, None]
+        places = np.arange(1, max(lengths) + 1)
+        sure: Floats = rate**places * (places <= np.array(lengths)[:, None])
+        certain: Floats = rate ** np.array(unknown)[:, None]
+        return sure, certain
 
-    def planned(self, step: int, shape: StepShape, now: float) -> None:
-        self._step, self._shape, self._since = step, shape, now
+    def _most_probable(
+        self, step: _Beside, probable: Floats, gap: float = 0.0
+    ) -> tuple[list[int], float]:
+        """How many tokens of each, so that the most tokens come a second; and how many do."""
+        flat, num_rows = probable.ravel(), step.shape.num_tokens
+        order = np.argsort(-flat, kind="stable")
+        room = min(int(np.count_nonzero(flat)), self._most_rows - num_rows)
+        expected = flat[order].cumsum()
+        best, found = 0, 0.0
+        for count in _numbers(room):
+            seconds = self._costs.verifying(step.with_drafts(count), count)
+            rate = (num_rows + float(expected[count - 1])) / (seconds + gap)
+            if seconds <= step.longest and rate > found:
+                best, found = count, rate
+        owners = order[:best] // probable.shape[1]
+        return np.bincount(owners, minlength=len(probable)).tolist(), found
+
+    def planned(self, step: int, drafts: tuple[Drafted, ...], now: float) -> None:
+        waited, self._waiting = self._waiting, False
+        self._in_flight.append((step, drafts))
+        num_drafted = sum(len(draft.tokens) for draft in drafts)
+        self._costs.planned(step, num_drafted, self._num_rows, self._plain, waited=waited)
 
     def verified(self, draft: Drafted, num_right: int) -> None:
+        # After another draft of which something was wrong, this one tells nothing new.
+        tells = draft.on_device or len(draft.assumed) == 1 or draft.in_place
         num_drafted = len(draft.tokens)
+        self._num_right += num_right
         self.tallies.setdefault(draft.kind, Tally()).add(num_drafted, num_right)
-        self._kinds.setdefault(draft.kind, Evidence(KIND_MEMORY)).saw(num_drafted, num_right)
+        if tells:
+            self._kinds.setdefault(draft.kind, Evidence(KIND_MEMORY)).saw(num_drafted, num_right)
         if draft.seq.drafting is not None:
-            draft.seq.drafting.verified(draft.kind, num_drafted, num_right)
+            draft.seq.drafting.verified(draft.kind, num_drafted, num_right, counts=tells)
 
-    def step_done(self, seconds: float, now: float) -> None:
-        if seconds > 0.0:
-            factor = min(max(seconds / self._seconds(self._shape), 0.5), 8.0)
-            self._factor += (factor - self._factor) * NEWEST
-        if self._alone:
-            self._gap += (max(0.0, now - self._since - seconds) - self._gap) * NEWEST
+    def step_done(self, step: int, shape: StepShape | None, seconds: float, now: float) -> None:
+        right, self._num_right = self._num_right, 0
+        if shape is None:
+            self._costs.other_step_done(step)
+            return
+        self._costs.step_done(step, shape, right, seconds, now)
 
 
-def _with(shape: StepShape, start: int, count: int) -> StepShape:
-    """The shape of a step in which a decode row gets so many drafted tokens."""
-    tokens, kv_tokens, attention = shape
-    pairs = (count + 1) * (start + (count + 1) / 2)
-    return StepShape(tokens + count, kv_tokens - start - 1, attention + pairs)
+def _numbers(most: int) -> list[int]:
+    """1, 2, 4 and so on, and ``most``; none if that is not positive."""
+    if most <= 0:
+        return []
+    return [*(1 << i for i in range((most - 1).bit_length())), most]
