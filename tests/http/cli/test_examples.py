@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.support.warm_python import WarmPython
+
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples"
 #: No script may need more, however busy the machine.
@@ -121,20 +123,21 @@ def test_every_script_is_run_here() -> None:
     assert scripts() == sorted({*RUNS, *SERVERS, *FOR_GPUS})
 
 
+@pytest.fixture(scope="module")
+def python() -> Iterator[WarmPython]:
+    modules = "asyncllm.executor.build", "asyncllm.llm.async_llm", "asyncllm.server.app"
+    with WarmPython(*modules, env=environment()) as warm:
+        yield warm
+
+
 @pytest.mark.parametrize("script", RUNS)
-def test_a_script(script: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_script(
+    script: str, python: WarmPython, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     run = RUNS[script]
     served = request.getfixturevalue("url") if "{url}" in run.args else ""
     args = run.args.format(url=served, out=tmp_path / "out").split()
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / script), *args],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    done = python.run(EXAMPLES / script, args, tmp_path, SECONDS)
     assert done.returncode == 0, done.stderr[-2000:]
     assert re.search(run.output, done.stdout, re.MULTILINE), done.stdout[-2000:]
 
@@ -169,7 +172,7 @@ def test_a_fastapi_application_with_a_model_inside() -> None:
         assert b'"asyncllm-demo"' in fetch(f"{url}/llm/v1/models")
 
 
-def test_the_notebook(tmp_path: Path) -> None:
+def test_the_notebook(python: WarmPython, tmp_path: Path) -> None:
     """Its cells run one after the other beside an event loop, as in a notebook."""
     notebook = json.loads((EXAMPLES / "notebook.ipynb").read_text(encoding="utf-8"))
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
@@ -179,23 +182,14 @@ def test_the_notebook(tmp_path: Path) -> None:
     script.write_text(f"import asyncio\n\nasync def main():\n    exec({code!r}, {{}})\n")
     with script.open("a") as file:
         file.write("\nasyncio.run(main())\n")
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    done = python.run(script, [], tmp_path, SECONDS)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "tenalp" in done.stdout
     assert "27 + 45 = 72" in done.stdout
 
 
-def test_a_client_without_a_server_says_so() -> None:
-    command = [sys.executable, str(EXAMPLES / "openai_client.py"), "http://127.0.0.1:9/v1"]
-    done = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False
-    )
+def test_a_client_without_a_server_says_so(python: WarmPython, tmp_path: Path) -> None:
+    client = EXAMPLES / "openai_client.py"
+    done = python.run(client, ["http://127.0.0.1:9/v1"], tmp_path, SECONDS)
     assert done.returncode == 1
     assert done.stderr == "no server at http://127.0.0.1:9/v1: start one with 'asyncllm serve'\n"

@@ -1,10 +1,12 @@
 """README.md and docs/ as a stranger uses them: every code block is pasted, from top to bottom.
 
 The blocks of a chapter run one after the other in one folder. Shell commands run in bash,
-with the environment's programs on PATH. Four things differ from a stranger's machine. The server
-listens on a free port and not on 8000. ``Qwen/Qwen3-0.6B`` and ``./my-checkpoint`` are folders with
-the demo model's weights, so nothing is downloaded. Benchmarks send a few requests only. What
-NOT_RUN names is not run, and what stands in two documents is run once.
+with the environment's programs on PATH. Five things differ from a stranger's machine. The server
+listens on a free port and not on 8000. Those of docs/ serve the simulated device, unless they name
+another: importing torch is most of what a short server takes. ``Qwen/Qwen3-0.6B`` and
+``./my-checkpoint`` are folders with the demo model's weights, so nothing is downloaded. Benchmarks
+send a few requests only. What NOT_RUN names is not run, and what stands in two documents is run
+once.
 """
 
 from __future__ import annotations
@@ -151,7 +153,7 @@ class Desk:
         port = self.demo_port if self._server is None else self.port
         text = snippet.text.replace("localhost:8000", f"localhost:{port}")
         if snippet.language in SHELLS and text.startswith("asyncllm serve"):
-            self.serve(text)
+            self.serve(text, snippet.place.startswith("docs/") and "--device" not in text)
             return
         if not uses_server:
             self.stop()
@@ -177,12 +179,12 @@ class Desk:
         print(done.stdout)
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
 
-    def serve(self, command: str) -> None:
+    def serve(self, command: str, simulated: bool) -> None:
         """Start what ``command`` says in place of the server before, and ask it for an answer."""
         self.stop()
         command = " ".join(map(shlex.quote, shlex.split(command, comments=True)))
         self._server = subprocess.Popen(
-            ["bash", "-c", f"exec {command} --port {self.port}"],
+            ["bash", "-c", f"exec {command} --port {self.port}{' --device sim' * simulated}"],
             cwd=self.folder,
             env=self._environment,
             stdout=subprocess.PIPE,

@@ -1,18 +1,20 @@
 """A launch of every kernel, of the shapes that models have.
 
-As a program, with a compute capability: compiles the kernels for a GPU that need not be here, and
-prints their names and PTX, or what went wrong, as JSON. Variants whose hashes stdin lists, as JSON,
-are not compiled; with ``sample``, each kernel is compiled once for each combination of types.
+As a program, it compiles the kernels for GPUs that need not be here. Each line of stdin is JSON: a
+compute capability, hashes of known variants, and names of launches to sample. Each line of stdout
+is what ``compile_modules`` returns.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -511,16 +513,19 @@ def hash_of(variant: Variant) -> str:
 
 
 def compile_modules(
-    gpu: Gpu, names: Iterable[str], known: Container[str], *, sample: bool = False
+    gpu: Gpu, names: Iterable[str], known: Container[str] = (), sampled: Container[str] = ()
 ) -> dict[str, Any]:
     """Of each, [kernel, hash, options of its compilation, PTX, bytes of shared memory] of what it
-    launches; or an error. The last two are None for known hashes, and with ``sample`` for a kernel
-    with types that it had before."""
+    launches; or an error.
+
+    The last two are None for known hashes, and where a launch is sampled and a kernel has had these
+    types before.
+    """
     seen: set[tuple[str, str]] = set()
 
-    def described(variant: Variant) -> tuple[Any, ...]:
+    def described(variant: Variant, is_sampled: bool) -> tuple[Any, ...]:
         typed = name_of(variant), repr(variant.signature)
-        left_out = hash_of(variant) in known or (sample and typed in seen)
+        left_out = hash_of(variant) in known or (is_sampled and typed in seen)
         seen.add(typed)
         made = (None, None) if left_out else compiled(variant, gpu.target)
         return name_of(variant), hash_of(variant), variant.options, *made
@@ -539,14 +544,18 @@ def compile_modules(
         if isinstance(found, str):
             continue
         try:
-            launched[name] = [described(variant) for variant in found]
+            launched[name] = [described(variant, name in sampled) for variant in found]
         except Exception:
             launched[name] = traceback.format_exc()
     return launched
 
 
 if __name__ == "__main__":
-    arch, *sample = sys.argv[1:]
-    (gpu,) = gpus_of([arch])
-    known = json.load(sys.stdin)
-    print(json.dumps(compile_modules(gpu, launches_of(gpu), known, sample=bool(sample))))
+    import_module("triton.compiler")  # once, before the forks
+    for line in sys.stdin:
+        arch, known, sampled = json.loads(line)
+        if os.fork() == 0:  # Triton remembers the GPU
+            [gpu] = gpus_of([arch])
+            print(json.dumps(compile_modules(gpu, launches_of(gpu), known, sampled)), flush=True)
+            os._exit(0)
+        os.wait()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from ray.serve.request_router import RequestRouter
 
+from asyncllm.ray.application import MOST_REPLICAS, PrefixRouter
 from asyncllm.ray.replica import Request
-from asyncllm.ray.routing import MOST_REPLICAS, PrefixRouter
 
 NAMES = ("a", "b", "c")
 

@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 
 import pytest
 
-from asyncllm.executor.team.monitor import Monitor
+from asyncllm.executor.team.local import Monitor
 from asyncllm.executor.team.process import PeerProcess
 from asyncllm.system.json_log import JsonFormatter
 from tests.support.team.team import Team
@@ -220,6 +220,6 @@ def test_a_peer_that_cannot_be_started_leaves_nothing(monkeypatch: pytest.Monkey
 
 
 def test_the_team_needs_no_torch() -> None:
-    code = "import sys, asyncllm.executor.team.monitor, asyncllm.executor.team.peer_main\n"
+    code = "import sys, asyncllm.executor.team.local, asyncllm.executor.team.peer_main\n"
     code += "sys.exit('torch' in sys.modules or 'multiprocessing' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
