@@ -132,14 +132,17 @@ def test_all_replicas_answer_what_concerns_all(
 
 def test_a_response_is_continued_where_it_is(client: openai.OpenAI) -> None:
     for i in range(4):
-        first = client.responses.create(model=MODEL, input=f"Reverse the word planet{i}.")
+        first = client.responses.create(
+            model=MODEL, input=f"Reverse the word planet{i}.", max_output_tokens=8
+        )
         second = client.responses.create(
-            model=MODEL, input="Once more.", previous_response_id=first.id
+            model=MODEL, input="Once more.", previous_response_id=first.id, max_output_tokens=8
         )
         assert client.responses.retrieve(second.id).output_text == second.output_text
         for item in (client.responses.input_items.list(first.id).data[0], first.output[0]):
             referred: Any = [{"type": "item_reference", "id": item.id}]
-            assert client.responses.create(model=MODEL, input=referred).status == "completed"
+            again = client.responses.create(model=MODEL, input=referred, max_output_tokens=8)
+            assert again.status in ("completed", "incomplete")
         client.responses.delete(first.id)
 
 
@@ -166,7 +169,7 @@ def test_a_name_that_was_used_twice_is_the_latest_requests(
             model=MODEL,
             prompt=f"Twice {i}",
             stream=True,
-            max_tokens=2000,
+            max_tokens=600,
             extra_body={"ignore_eos": True},
             extra_headers={"X-Request-Id": "a/b+c"},
         )
