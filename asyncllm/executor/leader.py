@@ -11,7 +11,7 @@ from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.executor.build import build_worker
 from asyncllm.executor.sampling.token_constraint import Grammars
 from asyncllm.executor.startup_bill import StartupBill
-from asyncllm.executor.team.machines import Machines
+from asyncllm.executor.team.station_messages import Machines
 from asyncllm.executor.team.team import TeamLeader, lead_team
 from asyncllm.executor.worker import CapturePace, Worker
 from asyncllm.models.spec import ModelSpec

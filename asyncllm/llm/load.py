@@ -22,7 +22,7 @@ from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.errors import BadRequest, EngineDead, ModelError
 from asyncllm.executor.memory.limits import wanted_length
 from asyncllm.executor.startup_bill import StartupBill
-from asyncllm.executor.team.machines import Machines
+from asyncllm.executor.team.station_messages import Machines
 from asyncllm.executor.thread_executor import LAUNCH_PATIENCE, StepWorker, ThreadExecutor
 from asyncllm.kernels.cuda_driver import count_gpus
 from asyncllm.llm.compile_ahead import CompileAhead

@@ -17,7 +17,7 @@ from asyncllm.engine.stats import EngineStats
 from asyncllm.engine.vitals import Vitals
 from asyncllm.errors import BadRequest, ContextLengthExceeded, EngineDead, NotReady
 from asyncllm.executor.startup_bill import StartupBill
-from asyncllm.executor.team.machines import Machines
+from asyncllm.executor.team.station_messages import Machines
 from asyncllm.llm.brief_errors import brief
 from asyncllm.llm.compile_ahead import CompileAhead
 from asyncllm.llm.load import load, load_replicas, name_of

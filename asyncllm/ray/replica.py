@@ -18,8 +18,8 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from asyncllm.errors import EngineDead
-from asyncllm.executor.team.machines import Machines
 from asyncllm.executor.team.station import run_station
+from asyncllm.executor.team.station_messages import Machines
 from asyncllm.llm.async_llm import AsyncLLM
 from asyncllm.server.arrivals.routed import LOST
 from asyncllm.server.embedded.exchange import InProcess, ask

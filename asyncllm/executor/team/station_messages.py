@@ -17,6 +17,24 @@ BEAT_SECONDS = 0.5
 SILENCE_SECONDS = 5.0
 
 
+class Machines(msgspec.Struct, frozen=True):
+    """The machine of rank 0, and the stations on the others. Each has as many ranks.
+
+    Attributes:
+        own: the address of rank 0's machine, at which the others reach it.
+        stations: host and port of each; the first one's ranks follow those of rank 0's machine.
+        token: what the stations know rank 0 by (``wire.tcp``).
+    """
+
+    own: str
+    stations: tuple[tuple[str, int], ...]
+    token: bytes
+
+    @property
+    def count(self) -> int:
+        return 1 + len(self.stations)
+
+
 class Start(msgspec.Struct, tag=True, frozen=True):
     """Start ranks: rank 0's first message.
 

@@ -17,10 +17,10 @@ from torch._C._distributed_c10d import Store
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import EngineDead, ModelError
 from asyncllm.executor.team.local import CLOSE_SECONDS, LocalRanks, MachineRanks
-from asyncllm.executor.team.machines import Machines
 from asyncllm.executor.team.peer import TeamSettings
 from asyncllm.executor.team.remote import RemoteRanks
 from asyncllm.executor.team.reports import Done, Failed, Joining, Ready, Report
+from asyncllm.executor.team.station_messages import Machines
 from asyncllm.executor.worker import CapturePace, Worker
 from asyncllm.models.loading.loader import make_model
 from asyncllm.models.spec import ModelSpec

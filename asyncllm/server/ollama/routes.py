@@ -20,7 +20,6 @@ from asyncllm.server.http.middleware import RESERVATION
 from asyncllm.server.http.route import TAKES_JSON, Route
 from asyncllm.server.model import Model
 from asyncllm.server.ollama import models, requests, schemas
-from asyncllm.server.ollama.conversion import NAMES, chat_of, ineffective, unloads
 from asyncllm.server.ollama.reply import (
     LINES,
     OllamaReply,
@@ -31,6 +30,7 @@ from asyncllm.server.ollama.reply import (
     ollama_error_response,
     timestamp,
 )
+from asyncllm.server.ollama.requests import NAMES, chat_of, ineffective, unloads
 from asyncllm.server.openai.embeddings import answer_embeddings, embedding_jobs, embedding_params
 from asyncllm.server.openai.requests import CompletionRequest
 from asyncllm.server.service import SERVICE, Service

@@ -13,7 +13,7 @@ from asyncllm.errors import BadRequest
 from asyncllm.server.chat.requests import OpenAIFields
 from asyncllm.server.http.middleware import RESERVATION
 from asyncllm.server.limits.accounts import UNSTATED_TOKENS, Work
-from asyncllm.server.openai.options import num_generated
+from asyncllm.server.openai.requests import num_generated
 from asyncllm.server.service import Service
 from asyncllm.server.streaming.delivery import Delivery, Reply, WholeAnswer
 from asyncllm.server.streaming.sse import EventStream

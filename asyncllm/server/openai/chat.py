@@ -22,10 +22,16 @@ from asyncllm.server.http.answer import json_response
 from asyncllm.server.http.middleware import RESERVATION
 from asyncllm.server.http.parse import unsupported
 from asyncllm.server.model import Tokenizer
-from asyncllm.server.openai import options, schemas
+from asyncllm.server.openai import schemas
 from asyncllm.server.openai.beams import answer_beams
 from asyncllm.server.openai.logprobs import prompt_logprobs, token_logprobs
 from asyncllm.server.openai.reply import OpenAIReply, check_scoring
+from asyncllm.server.openai.requests import (
+    check_options,
+    ineffective_fields,
+    logprobs_needed,
+    num_generated,
+)
 from asyncllm.server.openai.schemas import Rendered
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.text.parsing import (
@@ -236,18 +242,18 @@ async def _open(
         QueueFull, BadRequest: as in ``open_conversation``; ``param`` may be the engine's name.
     """
     llm = service.llm
-    service.note_ineffective(options.ineffective_fields(body))
+    service.note_ineffective(ineffective_fields(body))
     if body.top_logprobs and not body.logprobs:
         raise BadRequest("top_logprobs needs logprobs", param="top_logprobs")
     if body.echo:
         raise unsupported("echo")
     if body.add_special_tokens:
         raise unsupported("add_special_tokens")  # the template has written them already
-    options.check_options(body, 1, llm.limits.max_waiting)
-    count = options.num_generated(body)
+    check_options(body, 1, llm.limits.max_waiting)
+    count = num_generated(body)
     request[RESERVATION].expect(count, count)
     wanted = (body.top_logprobs or 0) if body.logprobs else None
-    logprobs = options.logprobs_needed(body, wanted)
+    logprobs = logprobs_needed(body, wanted)
     scheduling = service.scheduling(request, body)
     params = sampling_params(
         body,

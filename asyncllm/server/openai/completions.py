@@ -14,11 +14,18 @@ from asyncllm.server.chat.prompts import encode_prompts, expect_prompts, split_p
 from asyncllm.server.http.answer import in_slices
 from asyncllm.server.http.middleware import RESERVATION
 from asyncllm.server.model import Tokenizer
-from asyncllm.server.openai import options, schemas
+from asyncllm.server.openai import schemas
 from asyncllm.server.openai.beams import answer_beams
 from asyncllm.server.openai.logprobs import LogprobLists, joined, prompt_logprobs
 from asyncllm.server.openai.reply import OpenAIReply
-from asyncllm.server.openai.requests import MAX_TOKENS, CompletionRequest
+from asyncllm.server.openai.requests import (
+    MAX_TOKENS,
+    CompletionRequest,
+    check_options,
+    ineffective_fields,
+    logprobs_needed,
+    num_generated,
+)
 from asyncllm.server.service import SERVICE
 from asyncllm.types import PromptLogprob, TokenDelta
 
@@ -29,9 +36,9 @@ async def completions(request: web.Request) -> web.StreamResponse:
     body = await service.receive(request, CompletionRequest)
     model = service.resolve_model(body.model)
     given, scored = split_prompts(body.prompt), _prompt_logprobs_needed(body)
-    service.note_ineffective(options.ineffective_fields(body))
-    options.check_options(body, len(given), llm.limits.max_waiting)
-    logprobs, count = options.logprobs_needed(body, body.logprobs), options.num_generated(body)
+    service.note_ineffective(ineffective_fields(body))
+    check_options(body, len(given), llm.limits.max_waiting)
+    logprobs, count = logprobs_needed(body, body.logprobs), num_generated(body)
     scheduling = service.scheduling(request, body)
     params = sampling_params(
         body,

@@ -17,8 +17,7 @@ from asyncllm.server.http.answer import encode, encode_with
 from asyncllm.server.http.middleware import RESERVATION, request_id
 from asyncllm.server.limits.api_keys import tenant_of
 from asyncllm.server.openai import schemas
-from asyncllm.server.openai.options import check_options
-from asyncllm.server.openai.requests import CompletionRequest, EmbeddingRequest
+from asyncllm.server.openai.requests import CompletionRequest, EmbeddingRequest, check_options
 from asyncllm.server.service import SERVICE, Service
 from asyncllm.server.streaming.delivery import Job, WholeAnswer
 from asyncllm.server.trace import Trace

@@ -100,7 +100,7 @@ def test_ranks_do_not_outlive_a_killed_rank_zero() -> None:
         program = f"""
             import asyncio
             from asyncllm import AsyncLLM, SamplingParams
-            from asyncllm.executor.team.machines import Machines
+            from asyncllm.executor.team.station_messages import Machines
             async def main():
                 machines = Machines(*{msgspec.structs.astuple(machines)!r})
                 async with AsyncLLM(device="cpu", cpu_threads=1, tp=2, machines=machines) as llm:

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import psutil  # type: ignore[import-untyped]
 
-from asyncllm.executor.team.machines import Machines
 from asyncllm.executor.team.station import run_station
+from asyncllm.executor.team.station_messages import Machines
 from asyncllm.system.child_process import die_with
 from asyncllm.wire.tcp import TOKEN_BYTES, listen
 
