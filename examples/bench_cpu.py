@@ -61,7 +61,6 @@ class InstantExecutor:
         raise RuntimeError("the benchmark gives the engine its limits")
 
     def on_death(self, tell: Callable[[str], None]) -> None: ...
-
     def submit(self, plan: bytes, on_result: ResultHandler) -> None:
         decoded = decode_plan(plan)
         for admit in decoded.admits:
@@ -76,7 +75,6 @@ class InstantExecutor:
         asyncio.get_running_loop().call_soon(on_result, result)
 
     def abandon(self) -> None: ...
-
     def flush(self) -> None:
         pass
 

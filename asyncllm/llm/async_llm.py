@@ -63,7 +63,6 @@ class AsyncLLM(ServedModel):
         params: SamplingParams | None = None,
         scheduling: SchedulingParams | None = None,
     ) -> Completion: ...
-
     @overload
     async def generate(
         self,
@@ -71,7 +70,6 @@ class AsyncLLM(ServedModel):
         params: SamplingParams | Seq[SamplingParams] | None = None,
         scheduling: SchedulingParams | None = None,
     ) -> list[Completion]: ...
-
     @brief
     async def generate(
         self,

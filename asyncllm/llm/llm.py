@@ -94,7 +94,6 @@ class LLM:
         *,
         progress: bool | None = None,
     ) -> Completion: ...
-
     @overload
     def generate(
         self,
@@ -104,7 +103,6 @@ class LLM:
         *,
         progress: bool | None = None,
     ) -> list[Completion]: ...
-
     @brief
     def generate(
         self,
@@ -146,7 +144,6 @@ class LLM:
         params: BeamSearchParams,
         scheduling: SchedulingParams | None = None,
     ) -> list[Beam]: ...
-
     @overload
     def beam_search(
         self,
@@ -154,7 +151,6 @@ class LLM:
         params: BeamSearchParams,
         scheduling: SchedulingParams | None = None,
     ) -> list[list[Beam]]: ...
-
     @brief
     def beam_search(
         self,

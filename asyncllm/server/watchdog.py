@@ -44,7 +44,6 @@ class Ending(Protocol):
     """As ``asyncllm.server.shutdown.Shutdown``: it ends the process, whatever hangs."""
 
     def engine_died(self) -> None: ...
-
     def force(self) -> None: ...
 
 

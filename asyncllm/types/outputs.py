@@ -111,7 +111,6 @@ class Sink(Protocol):
     """
 
     def emit(self, delta: TokenDelta) -> None: ...
-
     def fail(self, error: Exception) -> None: ...
 
 

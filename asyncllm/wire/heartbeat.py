@@ -35,7 +35,6 @@ class Peer(Protocol):
 
     @property
     def rank(self) -> int: ...
-
     def operation(self) -> Operation:
         """What it does now."""
 

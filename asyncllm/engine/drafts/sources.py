@@ -180,11 +180,8 @@ class ForcedTokens(Protocol):
 
     @property
     def is_finished(self) -> bool: ...
-
     def accept(self, token: int) -> bool: ...
-
     def accept_bytes(self, text: bytes) -> bool: ...
-
     def forced(self) -> list[int]:
         """The tokens that must follow; none if there is a choice, or after an error."""
 

@@ -185,9 +185,7 @@ class _ReceivedMasks:
         self._ranks = ranks
 
     def admit(self, slot: int, params: RowParams, generated: np.ndarray) -> None: ...
-
     def drop(self, slot: int) -> None: ...
-
     def fill(self, slots: np.ndarray, lengths: np.ndarray) -> Filled:
         shape = len(slots), self._width
         masks = torch.empty(shape, dtype=torch.int32, device=self._device.torch_device)

@@ -31,7 +31,7 @@ from asyncllm.kernels.attention import apply_sinks
 from asyncllm.kernels.gpu import Gpu, gpu_of
 from asyncllm.kernels.tokens import list_pages
 from asyncllm.models.first_layers import first_layers
-from asyncllm.models.loading.allocate import Kept, kernels_take
+from asyncllm.models.loading.allocate import kernels_take
 from asyncllm.models.loading.loader import make_model
 from asyncllm.models.spec import ModelSpec
 from asyncllm.parallel.ranks import Alone, Ranks
@@ -67,8 +67,7 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
     device = MetaDevice()
     meta = device.torch_device
     length, page_size, max_rows = wanted_length(config, spec), config.page_size, config.max_num_seqs
-    quantization = spec.quantization
-    keep: Kept = "none" if quantization is None else kernels_take(quantization, dtype, gpu_of(meta))
+    keep = kernels_take(spec.quantization, dtype, gpu_of(meta))
     ranks, kernels = _recorded_ranks(config.tp), chosen_kernels(config)
     whole = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks, kernels=kernels)
     most_captured = min(step_tokens(config, "cuda"), captured_tokens(whole))

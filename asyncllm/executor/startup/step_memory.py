@@ -29,7 +29,7 @@ from asyncllm.executor.step.slots import SlotTable
 from asyncllm.executor.step.state_pool import StatePool
 from asyncllm.kernels.gpu import Gpu
 from asyncllm.models.first_layers import first_layers
-from asyncllm.models.loading.allocate import Kept, kernels_take
+from asyncllm.models.loading.allocate import kernels_take
 from asyncllm.models.loading.loader import make_model
 from asyncllm.models.spec import read_spec
 from asyncllm.parallel.ranks import Apart
@@ -57,9 +57,7 @@ def _step_memory(folder: Path, config: EngineConfig, dtype: torch.dtype, gpu: Gp
     spec, device = read_spec(folder, config.model_overrides, config.quantization), MetaDevice()
     meta, length, page_size = device.torch_device, wanted_length(config, spec), config.page_size
     ranks, max_rows = Apart(0, config.tp), config.max_num_seqs
-    keep: Kept = (
-        "none" if spec.quantization is None else kernels_take(spec.quantization, dtype, gpu)
-    )
+    keep = kernels_take(spec.quantization, dtype, gpu)
     kernels = chosen_kernels(config)
     whole = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks, kernels=kernels)
     captured = min(step_tokens(config, "cuda"), captured_tokens(whole))

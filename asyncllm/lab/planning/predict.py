@@ -213,7 +213,6 @@ class StepCost(Protocol):
         num_samples: int,
         decode_steps: int = 1,
     ) -> StepTiming: ...
-
     def copy_seconds(self, num_pages: int, page_size: int) -> float: ...
 
 

@@ -72,8 +72,7 @@ def rank_model(config: EngineConfig, spec: ModelSpec, gpu: Gpu) -> RankModel:
     """
     dtype, length = torch_dtype(config, gpu), wanted_length(config, spec)
     ranks = Apart(0, config.tp)
-    quantization = spec.quantization
-    keep: Kept = "none" if quantization is None else kernels_take(quantization, dtype, gpu)
+    keep = kernels_take(spec.quantization, dtype, gpu)
     meta = torch.device("meta")
     model = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks)
     captured = min(captured_tokens(model), step_tokens(config, "cuda")) if config.cuda_graphs else 0

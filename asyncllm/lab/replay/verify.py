@@ -144,9 +144,7 @@ class _RecordedSpeculation:
         return Choice(tuple(batch.running[id] for id in self.held), tuple(drafts))
 
     def planned(self, step: int, drafts: tuple[Drafted, ...], now: float) -> None: ...
-
     def verified(self, draft: Drafted, num_right: int) -> None: ...
-
     def step_done(self, step: int, shape: StepShape | None, seconds: float, now: float) -> None: ...
 
 

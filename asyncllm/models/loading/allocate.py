@@ -42,8 +42,10 @@ def can_keep(quantization: Quantization, dtype: torch.dtype, device: torch.devic
     return kernels_take(quantization, dtype, gpu_of(device))
 
 
-def kernels_take(quantization: Quantization, dtype: torch.dtype, gpu: Gpu) -> Kept:
-    """Which weights kernels for this GPU take as they are stored."""
+def kernels_take(quantization: Quantization | None, dtype: torch.dtype, gpu: Gpu) -> Kept:
+    """Which quantised weights kernels for this GPU take as they are stored."""
+    if quantization is None:
+        return "none"
     if quantization.method == "mxfp4":
         return "all" if dtype == torch.bfloat16 else "none"
     if dtype not in (torch.bfloat16, torch.float16):

@@ -49,7 +49,6 @@ class LoopRunner(Protocol):
     """As ``asyncllm.llm.loop_thread.LoopThread``: runs the application's event loop."""
 
     def run(self, coroutine: Coroutine[object, object, T]) -> T: ...
-
     def iterate(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]: ...
 
 

@@ -244,7 +244,6 @@ class _ShapesOnly:
     """An ``AttentionBackend`` for tensors without values."""
 
     def plan(self, rows: np.ndarray, block_table: Tensor) -> None: ...
-
     def forward(
         self, qkv: Tensor, spec: AttentionSpec, encoding: HeadEncoding, batch: ForwardBatch
     ) -> Tensor:

@@ -11,6 +11,7 @@ from aiohttp.test_utils import TestClient
 from pytest_aiohttp import AiohttpClient
 
 from asyncllm import AsyncLLM
+from asyncllm.engine.engine import Engine
 from tests.support.engine.drafting import try_all
 
 MESSAGES = [{"role": "user", "content": "Tell me a story."}]
@@ -23,7 +24,9 @@ async def client(
 ) -> AsyncIterator[TestClient[Any, Any]]:
     monkeypatch.setattr("asyncllm.server.metrics.server.KEPT_SECONDS", 0.0)
     async with AsyncLLM(device="cpu", cpu_threads=1, max_model_len=128) as llm:
-        try_all(llm._own.engine._scheduler, monkeypatch)
+        engine = llm._own.engine
+        assert isinstance(engine, Engine)
+        try_all(engine._scheduler, monkeypatch)
         yield await aiohttp_client(llm.aiohttp_app())
 
 

@@ -56,7 +56,6 @@ class FakeExecutor:
         loop.call_later(self.step_seconds, self._answer, decoded, on_result)
 
     def on_death(self, tell: Callable[[str], None]) -> None: ...
-
     def flush(self) -> None:
         self.flushes += 1
 
