@@ -120,7 +120,7 @@ class Drafting:
         tallies: by kind.
     """
 
-    __slots__ = ("_by_chance", "_drafts", "_held", "_length", "_records", "tallies")
+    __slots__ = ("_by_chance", "_drafts", "_held", "_length", "_newest", "_records", "tallies")
 
     def __init__(self, drafts: Seq[Draft], *, by_chance: bool = False):
         self._by_chance = by_chance
@@ -128,6 +128,8 @@ class Drafting:
         self._records = {draft.kind: _Record() for draft in drafts}
         self._held: str | None = None
         self._length = 0
+        #: The kind of the draft verified last, and where the output is after its right tokens.
+        self._newest = "", 0
         self.tallies = {draft.kind: Tally() for draft in drafts}
 
     def is_awake(self, tokens: array[int]) -> bool:
@@ -158,15 +160,31 @@ class Drafting:
         """The sequence skips a step, so that all its tokens are known for such a draft."""
         self._held = kind
 
-    def verified(self, kind: str, num_drafted: int, num_right: int, *, counts: bool = True) -> None:
+    def verified(
+        self, kind: str, num_drafted: int, num_right: int, num_output: int, *, counts: bool = True
+    ) -> None:
         """Of so many drafted tokens, the first ``num_right`` were right.
 
         Args:
+            num_output: tokens of the output before them.
             counts: whether this tells how good the guess was.
         """
         self.tallies[kind].add(num_drafted, num_right)
+        self._newest = kind, num_output + num_right
         if counts:
             self._records[kind].saw(num_drafted, num_right, self._length)
+
+    def used(self, kind: str, num_output: int) -> tuple[int, int]:
+        """Drafted tokens of a kind that are in an output of so many tokens, and wrong ones.
+
+        What came after an end, such as a stop string, was right as well, but is not there.
+        """
+        tally = self.tallies.get(kind)
+        if tally is None:
+            return 0, 0
+        newest, end = self._newest
+        beyond = max(0, end - num_output) if newest == kind else 0
+        return tally.num_right - beyond, tally.num_drafted - tally.num_right
 
 
 def drafting_of(

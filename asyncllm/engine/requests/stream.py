@@ -23,6 +23,7 @@ class OutputStream:
         "_detokenizer",
         "_drafting",
         "_eos_ids",
+        "_num_tokens",
         "_params",
         "_plain",
         "_reasoning",
@@ -49,6 +50,7 @@ class OutputStream:
         self.first = 0.0
         self.cached_tokens = 0
         self._drafting = drafting
+        self._num_tokens = 0
         self._params = params
         self._detokenizer = detokenizer
         include = params.include_stop_str_in_output
@@ -67,6 +69,7 @@ class OutputStream:
     ) -> FinishReason | None:
         """Deliver one token; returns how the sequence ended, which a stop string may decide."""
         logprobs = None if logprob is None else [logprob]
+        self._num_tokens += 1
         if finish is None and self._plain:
             self.sink.emit(TokenDelta(self._detokenizer.push(token), [token], logprobs))
             return None
@@ -104,9 +107,9 @@ class OutputStream:
 
     def _predicted(self) -> tuple[int, int]:
         """Tokens of the request's prediction that were right, and that were wrong."""
-        if self._drafting is None or (tally := self._drafting.tallies.get(PREDICTION)) is None:
-            return 0, 0
-        return tally.num_right, tally.num_drafted - tally.num_right
+        return (
+            (0, 0) if self._drafting is None else self._drafting.used(PREDICTION, self._num_tokens)
+        )
 
     def _push_beyond(self, reasoning: ReasoningSpan, token: int, text: str) -> str:
         """Look for stop strings in what is not reasoning."""

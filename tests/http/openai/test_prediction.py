@@ -90,6 +90,28 @@ async def test_streams_metrics_and_the_page_count_the_same(client: TestClient[An
     assert [sum(step[-2] for step in steps), sum(step[-1] for step in steps)] == after
 
 
+@pytest.mark.parametrize("end", [{"stop": "{cut}"}, {"stop_token_ids": "ids"}, {"max_tokens": 9}])
+async def test_what_comes_after_the_end_is_not_accepted(
+    client: TestClient[Any, Any], end: dict[str, Any]
+) -> None:
+    """Wherever a stop string, a stop token or the limit cuts a draft that is right."""
+    plain = await ask(client, return_token_ids=True)
+    [choice] = plain["choices"]
+    text, ids = choice["message"]["content"], choice["token_ids"]
+    partly = False
+    for cut in range(12, 32, 3):
+        given = {"stop": text[cut : cut + 3]} if "stop" in end else end
+        if "stop_token_ids" in end:
+            given = {"stop_token_ids": [ids[cut]]}
+        found = await ask(client, prediction=text, **given)
+        accepted, rejected = predicted(found["usage"])
+        # The first token comes with the prompt. Then each row gives one that was not drafted.
+        assert rejected == 0
+        assert accepted < found["usage"]["completion_tokens"]
+        partly |= accepted > 0 and found["choices"][0]["finish_reason"] == "stop"
+    assert partly or "max_tokens" in end
+
+
 def predicted(usage: dict[str, Any]) -> tuple[int, int]:
     details = usage["completion_tokens_details"]
     return details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]

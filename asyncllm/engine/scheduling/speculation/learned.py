@@ -261,7 +261,8 @@ class LearnedSpeculation:
         if tells:
             self._kinds.setdefault(draft.kind, Evidence(KIND_MEMORY)).saw(num_drafted, num_right)
         if draft.seq.drafting is not None:
-            draft.seq.drafting.verified(draft.kind, num_drafted, num_right, counts=tells)
+            before = draft.seq.num_output
+            draft.seq.drafting.verified(draft.kind, num_drafted, num_right, before, counts=tells)
 
     def step_done(self, step: int, shape: StepShape | None, seconds: float, now: float) -> None:
         right, self._num_right = self._num_right, 0

@@ -199,7 +199,7 @@ def test_drafts_are_asked_less_often_while_nothing_of_them_is_right() -> None:
     for _ in range(200):
         if (found := drafting.propose(tokens, 3, 0)) is not None:
             asked.append(len(tokens))
-            drafting.verified("fixed", len(found.tokens), 0)
+            drafting.verified("fixed", len(found.tokens), 0, 0)
         tokens.append(2)
     gaps = [after - before for before, after in pairwise(asked)][MOST_WRONG - 1 :]
     assert gaps == [FIRST_PAUSE * 2**i for i in range(len(gaps))]
@@ -212,12 +212,12 @@ def test_the_rate_is_that_of_the_latest_tokens() -> None:
     assert first is not None
     assert first.rate(0.25) == 0.25
     for _ in range(40):
-        drafting.verified("fixed", 4, 4)
+        drafting.verified("fixed", 4, 4, 0)
     good = drafting.propose(tokens, 4, 0)
     assert good is not None
     assert good.rate(0.5) > 0.95
     for _ in range(40):
-        drafting.verified("fixed", 4, 1)
+        drafting.verified("fixed", 4, 1, 0)
     bad = drafting.propose(tokens, 4, 0)
     assert bad is not None
     assert 0.45 < bad.rate(0.5) < 0.6
