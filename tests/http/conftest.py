@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import openai
 import pytest
 
 from asyncllm import AsyncLLM
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def new_llm() -> Callable[[], FakeLLM]:
-    """Makes what ``server`` serves; a module may have its own."""
+    """Makes what ``server`` serves; a folder or a module may have its own."""
     return FakeLLM
 
 
@@ -24,6 +25,12 @@ def server(new_llm: Callable[[], FakeLLM]) -> Iterator[Server]:
     with serving(new_llm) as running:
         yield running
         running.until_idle()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import anthropic
@@ -12,7 +11,7 @@ import pytest
 
 from asyncllm.config.server_config import ServerConfig
 from tests.http.responses.test_responses import CALLS, make_llm, seen
-from tests.support.server.fake_llm import MAX_LEN, FakeLLM
+from tests.support.server.fake_llm import MAX_LEN
 from tests.support.server.openapi import check
 from tests.support.server.serving import Server, serving
 
@@ -30,17 +29,6 @@ EPHEMERAL: Any = {"type": "ephemeral"}
 
 def marked(mark: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": mark}]}]
-
-
-@pytest.fixture(scope="module")
-def new_llm() -> Callable[[], FakeLLM]:
-    return make_llm
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.url, api_key="k", max_retries=0) as made:
-        yield made
 
 
 def test_text(client: anthropic.Anthropic) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import anthropic
@@ -13,19 +12,8 @@ from asyncllm.config.server_config import ServerConfig
 from asyncllm.errors import StepError
 from tests.http.anthropic.test_anthropic import HI, MESSAGES, TOOLS
 from tests.http.responses.test_responses import make_llm
-from tests.support.server.fake_llm import MAX_LEN, FakeLLM
+from tests.support.server.fake_llm import MAX_LEN
 from tests.support.server.serving import Server, serving
-
-
-@pytest.fixture(scope="module")
-def new_llm() -> Callable[[], FakeLLM]:
-    return make_llm
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.url, api_key="k", max_retries=0) as made:
-        yield made
 
 
 def block(**fields: Any) -> Any:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from asyncllm.text import ChatTemplate
 from tests.http.anthropic.test_anthropic import COUNT, HI, MESSAGES, TOOLS
-from tests.http.responses.test_responses import make_llm, seen
+from tests.http.responses.test_responses import seen
 from tests.support.server.fake_llm import FakeLLM
 from tests.support.server.serving import Server, serving
 from tests.support.text.conversations import FAMILIES
@@ -18,11 +17,6 @@ BILLING = "x-anthropic-billing-header: cc_version=2.1.208.{n}; cc_entrypoint=cli
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
 PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf"}}
 NOTES = {"type": "document", "title": "Notes", "source": {"type": "text", "data": "Buy milk."}}
-
-
-@pytest.fixture(scope="module")
-def new_llm() -> Callable[[], FakeLLM]:
-    return make_llm
 
 
 def send(server: Server, messages: Any, **fields: Any) -> Any:

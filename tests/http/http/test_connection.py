@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,12 +118,6 @@ def test_quotes_in_errors_are_bounded(server: Server) -> None:
 def test_headers_do_not_tell_the_server_software(server: Server) -> None:
     for answer in (server.get("/version"), server.get("/nothing")):
         assert answer.headers["Server"] == "asyncllm"
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0) as made:
-        yield made
 
 
 ASKED: Any = {"model": "fake", "messages": [{"role": "user", "content": "a"}]}

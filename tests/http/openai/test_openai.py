@@ -13,20 +13,12 @@ from tests.support.server.fake_llm import EOS, FakeLLM
 from tests.support.server.serving import serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from openai.types.chat import ChatCompletionMessageParam
 
     from tests.support.server.serving import Server
 
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "héllo 🙂"}]
 ECHO = "user: héllo 🙂\nassistant: "
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-        yield client
 
 
 def test_chat_shape(server: Server) -> None:

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import openai
 import pytest
 
 from asyncllm.errors import StepError
-from tests.http.responses.test_responses import RESPONSES, TOOLS, make_llm
-from tests.support.server.fake_llm import MAX_LEN, FakeLLM
+from tests.http.responses.test_responses import RESPONSES, TOOLS
+from tests.support.server.fake_llm import MAX_LEN
 from tests.support.server.serving import Server
-
-
-@pytest.fixture(scope="module")
-def new_llm() -> Callable[[], FakeLLM]:
-    return make_llm
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0) as made:
-        yield made
 
 
 @pytest.mark.parametrize(

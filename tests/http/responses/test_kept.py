@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import openai
@@ -18,17 +17,6 @@ from asyncllm.server.responses.store import ResponseStore, StoredResponse, store
 from tests.http.responses.test_responses import RESPONSES, make_llm, seen
 from tests.support.server.fake_llm import FakeLLM
 from tests.support.server.serving import Server, serving
-
-
-@pytest.fixture(scope="module")
-def new_llm() -> Callable[[], FakeLLM]:
-    return make_llm
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0) as made:
-        yield made
 
 
 def texts(server: Server) -> list[tuple[str, str]]:

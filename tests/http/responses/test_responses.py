@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import openai
@@ -45,17 +45,6 @@ def make_llm() -> FakeLLM:
     llm = FakeLLM(formats=Formats(TOOL_FORMATS["hermes"], REASONING_FORMATS["think"]))
     llm.chat_template = LastMessage()
     return llm
-
-
-@pytest.fixture(scope="module")
-def new_llm() -> Callable[[], FakeLLM]:
-    return make_llm
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0) as made:
-        yield made
 
 
 def seen(server: Server) -> tuple[Any, dict[str, Any]]:

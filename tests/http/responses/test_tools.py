@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import openai
 import pytest
 from openai.types.responses import Response
 
-from tests.http.responses.test_responses import RESPONSES, make_llm, seen
-from tests.support.server.fake_llm import FakeLLM
+from tests.http.responses.test_responses import RESPONSES, seen
 from tests.support.server.openapi import check
 from tests.support.server.serving import Server
 
@@ -33,17 +31,6 @@ SPACE: Any = {
         {"type": "custom", "name": "write"},
     ],
 }
-
-
-@pytest.fixture(scope="module")
-def new_llm() -> Callable[[], FakeLLM]:
-    return make_llm
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0) as made:
-        yield made
 
 
 def says(name: str, arguments: Any) -> str:
