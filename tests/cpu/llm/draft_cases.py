@@ -11,11 +11,8 @@ and grammars. All drafts are tried, whether they pay or not.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
-import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -26,11 +23,9 @@ import pytest
 from asyncllm import AsyncLLM, SamplingParams, SchedulingParams
 from asyncllm.text.grammar import Choice, JsonSchema, Regex
 from asyncllm.types import Completion
-from tests.cpu.llm.random_cases import CPU, Mismatch, preempt_one
+from tests.cpu.llm.random_cases import CPU, Mismatch, main, preempt_one
 from tests.support.engine.drafting import draft_answers
-from tests.support.models import tiny_models
 from tests.support.server.polling import pages_are_released
-from tests.support.text import tokenizers
 
 FAMILIES = ("qwen3", "gemma3", "gpt_oss")
 #: Requests to one engine; then comes another, with other options.
@@ -248,22 +243,5 @@ async def run(
     return happened
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--cases", type=int, default=10_000)
-    parser.add_argument("--first", type=int, default=0, help="number of the first round")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as root:
-        folders = {}
-        for family in FAMILIES:
-            (folder := Path(root) / family).mkdir()
-            folders[family] = tiny_models.make(family, folder)
-            (folder / "tokenizer.json").write_text(tokenizers.byte_level())
-        started = time.perf_counter()
-        happened = asyncio.run(run(folders, args.cases, args.first))
-    print(f"{args.cases} cases in {time.perf_counter() - started:.0f} s without a mismatch")
-    print(", ".join(f"{what} {count}" for what, count in sorted(happened.items())))
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, run, FAMILIES)

@@ -16,6 +16,7 @@ import random
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -169,14 +170,19 @@ async def run(folders: dict[str, Path], cases: int, first: int = 0) -> Counter[s
     return happened
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def main(
+    said: str,
+    run: Callable[[dict[str, Path], int, int], Coroutine[Any, Any, Counter[str]]],
+    families: Iterable[str],
+) -> None:
+    """The command line of random cases: ``said`` is their description."""
+    parser = argparse.ArgumentParser(description=said.partition("\n")[0])
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0, help="number of the first round")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
         folders = {}
-        for family in FAMILIES:
+        for family in families:
             (folder := Path(root) / family).mkdir()
             folders[family] = tiny_models.make(family, folder)
             (folder / "tokenizer.json").write_text(tokenizers.byte_level())
@@ -187,4 +193,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, run, FAMILIES)
