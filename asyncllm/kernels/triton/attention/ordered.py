@@ -20,14 +20,12 @@ from torch import Tensor
 
 from asyncllm.kernels.triton.attention.decode_pieces import LOWEST, take_sinks
 from asyncllm.kernels.triton.attention.ordered_parts import (
-    KEYS,
     PIECES,
     add_piece,
-    begin_of,
     count_pieces,
-    no_keys,
+    keys_of_tile,
     piece_of,
-    take_tile,
+    take_piece,
 )
 from asyncllm.kernels.triton.attention.prefill_tiles import find_tiles, load_tile
 from asyncllm.kernels.triton.launch import Launcher, Scratch, next_power_of_2
@@ -46,8 +44,8 @@ def _attend_pieces(
     q, keys, values, block_table, slots, lengths, scales, partial, stats,
     table_stride, q_row_stride, q_head_stride, scale, softcap, window, room,
     HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, KEYS: tl.constexpr,
+    DIMS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Rows of one token. ``partial`` is [pairs, room, GROUP, HEAD_DIM], ``stats`` [pairs, room, 2,
     GROUP]: the peak and the total of each piece."""
@@ -74,32 +72,19 @@ def _attend_pieces(
     pair = row * KV_HEADS + kv_head
     if scales is not None:
         scale *= tl.load(scales + kv_head)
+    least = first // KEYS * KEYS
+    whole = 0 if HAS_WINDOW else length // KEYS * KEYS
     for number in range(piece, end, tl.num_programs(1)):
-        acc, totals, peak = no_keys(G, DIMS)
-        begin = begin_of(number)
-        begin = tl.maximum(begin, first // KEYS * KEYS)
-        last = tl.minimum(begin_of(number + 1), length)
-        whole = begin
-        if not HAS_WINDOW:
-            # Tiles that exist as a whole need no mask.
-            whole = tl.minimum(last, length // KEYS * KEYS)
-            for key in range(begin, whole, KEYS):
-                acc, totals, peak = take_tile(
-                    acc, totals, peak, queries, query_at, keys, values, table, kv_head, key, length,
-                    scale, softcap, window, False, HAS_SOFTCAP, HAS_WINDOW, PAGE_SIZE, KV_HEADS,
-                    HEAD_DIM, DIMS, PRECISION,
-                )  # fmt: skip
-        for key in range(whole, last, KEYS):
-            acc, totals, peak = take_tile(
-                acc, totals, peak, queries, query_at, keys, values, table, kv_head, key, length,
-                scale, softcap, window, True, HAS_SOFTCAP, HAS_WINDOW, PAGE_SIZE, KV_HEADS,
-                HEAD_DIM, DIMS, PRECISION,
-            )  # fmt: skip
+        acc, total, peak = take_piece(
+            number, least, whole, length, queries, query_at, keys, values, table, kv_head, scale,
+            softcap, window, HAS_SOFTCAP, HAS_WINDOW, PAGE_SIZE, KV_HEADS, HEAD_DIM, KEYS, DIMS,
+            PRECISION,
+        )  # fmt: skip
         cell = pair * room + number
         tl.store(partial + cell * (GROUP * HEAD_DIM) + at, acc, mask=inside)
         stat = stats + cell * (2 * GROUP) + lane
         tl.store(stat, peak, mask=lane < GROUP)
-        tl.store(stat + GROUP, tl.sum(totals, axis=1), mask=lane < GROUP)
+        tl.store(stat + GROUP, total, mask=lane < GROUP)
 
 
 @triton.jit(do_not_specialize=["window", "room"])
@@ -152,7 +137,7 @@ def _attend_rows(
     table_stride, q_token_stride, q_head_stride, scale, softcap, window,
     HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, PAGE_SIZE: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, QUERIES: tl.constexpr,
-    DIMS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    KEYS: tl.constexpr, DIMS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Tiles of queries of longer rows."""
     if PDL:
@@ -171,25 +156,19 @@ def _attend_rows(
     acc = tl.zeros([QUERIES, DIMS], tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     peak = tl.full([QUERIES], LOWEST, tl.float32)
-    piece_acc, totals, piece_peak = no_keys(QUERIES, DIMS)
-    begin = 0
+    least = 0
+    # Tiles of which all queries see every key need no mask.
+    whole = (first + 1) // KEYS * KEYS
     if HAS_WINDOW:
-        begin = tl.maximum(first + 1 - window, 0) // KEYS * KEYS
-        whole = begin
-    else:
-        # Tiles of which all queries see every key need no mask.
-        whole = (first + 1) // KEYS * KEYS
-        acc, total, peak, piece_acc, totals, piece_peak = _take_tiles(
-            acc, total, peak, piece_acc, totals, piece_peak, queries, query_at, keys, values, table,
-            kv_head, begin, whole, stop, scale, softcap, window, False, HAS_SOFTCAP, HAS_WINDOW,
-            PAGE_SIZE, KV_HEADS, HEAD_DIM, QUERIES, DIMS, PRECISION,
+        least = tl.maximum(first + 1 - window, 0) // KEYS * KEYS
+        whole = 0
+    for piece in range(piece_of(least), piece_of(stop - 1) + 1):
+        piece_acc, piece_total, piece_peak = take_piece(
+            piece, least, whole, stop, queries, query_at, keys, values, table, kv_head, scale,
+            softcap, window, HAS_SOFTCAP, HAS_WINDOW, PAGE_SIZE, KV_HEADS, HEAD_DIM, KEYS, DIMS,
+            PRECISION,
         )  # fmt: skip
-    acc, total, peak, piece_acc, totals, piece_peak = _take_tiles(
-        acc, total, peak, piece_acc, totals, piece_peak, queries, query_at, keys, values, table,
-        kv_head, whole, stop, stop, scale, softcap, window, True, HAS_SOFTCAP, HAS_WINDOW,
-        PAGE_SIZE, KV_HEADS, HEAD_DIM, QUERIES, DIMS, PRECISION,
-    )  # fmt: skip
-    acc, total, peak = add_piece(acc, total, peak, piece_acc, tl.sum(totals, axis=1), piece_peak)
+        acc, total, peak = add_piece(acc, total, peak, piece_acc, piece_total, piece_peak)
     if sinks is not None:
         acc, total, _ = take_sinks(acc, total, peak, tl.load(sinks + head))
     # Lanes without a query may have a total of 0.
@@ -199,29 +178,6 @@ def _attend_rows(
     out_at = (token.to(tl.int64) * (KV_HEADS * GROUP) + head) * HEAD_DIM
     dim = tl.arange(0, DIMS)
     tl.store(out + out_at[:, None] + dim[None, :], result.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _take_tiles(
-    acc, total, peak, piece_acc, totals, piece_peak, queries, query_at, keys, values, table,
-    kv_head, begin, end, stop, scale, softcap, window,
-    MASKED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, QUERIES: tl.constexpr,
-    DIMS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Take the tiles from ``begin`` to ``end``, and add each piece that ends there to the sums."""
-    for key in range(begin, end, KEYS):
-        piece_acc, totals, piece_peak = take_tile(
-            piece_acc, totals, piece_peak, queries, query_at, keys, values, table, kv_head, key,
-            stop, scale, softcap, window, MASKED, HAS_SOFTCAP, HAS_WINDOW, PAGE_SIZE, KV_HEADS,
-            HEAD_DIM, DIMS, PRECISION,
-        )  # fmt: skip
-        if piece_of(key + KEYS) != piece_of(key):
-            acc, total, peak = add_piece(
-                acc, total, peak, piece_acc, tl.sum(totals, axis=1), piece_peak
-            )
-            piece_acc, totals, piece_peak = no_keys(QUERIES, DIMS)
-    return acc, total, peak, piece_acc, totals, piece_peak
 
 
 _launch_pieces = Launcher(_attend_pieces, fuses=False)
@@ -263,7 +219,7 @@ def ordered_decode_attention(
         ),
         (
             *(spec.softcap is not None, spec.window is not None, rows.keys.shape[1]),
-            *(spec.num_kv_heads, spec.group, spec.head_dim, dims, precision),
+            *(spec.num_kv_heads, spec.group, spec.head_dim, keys_of_tile(dims), dims, precision),
         ),
         1,
         2,
@@ -305,7 +261,8 @@ def ordered_prefill_attention(
         ),
         (
             *(spec.softcap is not None, spec.window is not None),
-            *(keys.shape[1], spec.num_kv_heads, group, spec.head_dim, queries, dims),
+            *(keys.shape[1], spec.num_kv_heads, group, spec.head_dim, queries),
+            *(keys_of_tile(dims), dims),
             "ieee" if q.dtype == torch.float32 else "tf32",
         ),
         queries // 16,

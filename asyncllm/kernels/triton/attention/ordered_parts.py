@@ -6,10 +6,8 @@ import triton
 import triton.language as tl
 
 from asyncllm.kernels.triton.attention.decode_pieces import LOWEST, in_log2, load_page, place_of
-from asyncllm.kernels.triton.launch import cdiv
+from asyncllm.kernels.triton.launch import NATIVE, cdiv
 
-#: Keys of a tile. Another number has other bits.
-KEYS = tl.constexpr(32)
 #: Keys of a piece before each of these positions, and of the pieces after them.
 BOUNDS = 4096, 16384, 65536
 PIECES = 128, 512, 2048, 8192
@@ -18,6 +16,11 @@ _PIECE_1, _PIECE_2, _PIECE_3, _PIECE_4 = map(tl.constexpr, PIECES)
 _COUNT_1 = tl.constexpr(BOUNDS[0] // PIECES[0])
 _COUNT_2 = tl.constexpr(BOUNDS[0] // PIECES[0] + (BOUNDS[1] - BOUNDS[0]) // PIECES[1])
 _COUNT_3 = tl.constexpr(_COUNT_2.value + (BOUNDS[2] - BOUNDS[1]) // PIECES[2])
+
+
+def keys_of_tile(dims: int) -> int:
+    """Keys that are taken at a time; another number has other bits. Large heads take more room."""
+    return 64 if dims <= 128 else 32
 
 
 def count_pieces(length: int) -> int:
@@ -48,12 +51,50 @@ def piece_of(position):
 
 
 @triton.jit
-def take_tile(
+def take_piece(
+    piece, least, whole, stop, queries, query_at, keys, values, table, kv_head, scale, softcap,
+    window,
+    HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, KEYS: tl.constexpr, DIMS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The softmax (acc, total, peak) of the keys of a piece.
+
+    Args:
+        least: the first key that is seen, or the first of its tile.
+        whole: all queries see every key before, so its tiles need no mask. 0 with a window.
+        stop: the key after the last one that exists.
+    """
+    acc = tl.zeros([queries.shape[0], DIMS], tl.float32)
+    totals = tl.zeros([queries.shape[0], KEYS], tl.float32)
+    peak = tl.full([queries.shape[0]], LOWEST, tl.float32)
+    begin = tl.maximum(begin_of(piece), least)
+    end = tl.minimum(begin_of(piece + 1), stop)
+    masked = begin
+    if not HAS_WINDOW:
+        masked = tl.maximum(tl.minimum(end, whole), begin)
+        for key in range(begin, masked, KEYS):
+            acc, totals, peak = _take_tile(
+                acc, totals, peak, queries, query_at, keys, values, table, kv_head, key, stop,
+                scale, softcap, window, False, HAS_SOFTCAP, HAS_WINDOW, PAGE_SIZE, KV_HEADS,
+                HEAD_DIM, KEYS, DIMS, PRECISION,
+            )  # fmt: skip
+    for key in range(masked, end, KEYS):
+        acc, totals, peak = _take_tile(
+            acc, totals, peak, queries, query_at, keys, values, table, kv_head, key, stop, scale,
+            softcap, window, True, HAS_SOFTCAP, HAS_WINDOW, PAGE_SIZE, KV_HEADS, HEAD_DIM, KEYS,
+            DIMS, PRECISION,
+        )  # fmt: skip
+    return acc, tl.sum(totals, axis=1), peak
+
+
+@triton.jit
+def _take_tile(
     acc, totals, peak, queries, query_at, keys, values, table, kv_head, begin, stop, scale, softcap,
     window,
     MASKED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, KEYS: tl.constexpr,
+    DIMS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Take KEYS keys from ``begin`` on, of which those before ``stop`` exist, into a softmax."""
     dim = tl.arange(0, DIMS)[None, :]
@@ -68,8 +109,8 @@ def take_tile(
     else:
         k = tl.load(keys + at, mask=dim < HEAD_DIM, other=0.0)
         v = tl.load(values + at, mask=dim < HEAD_DIM, other=0.0)
-    k = k.to(queries.dtype)  # pages may be 8-bit
-    v = v.to(queries.dtype)
+    if k.dtype != queries.dtype:
+        k, v = _from_8_bits(k, v, queries.dtype)
     scores = tl.dot(queries, tl.trans(k), input_precision=PRECISION)
     scores = in_log2(scores, scale, softcap, HAS_SOFTCAP)
     if MASKED:
@@ -86,6 +127,22 @@ def take_tile(
 
 
 @triton.jit
+def _from_8_bits(k, v, DTYPE: tl.constexpr):
+    """Keys and values of 8-bit pages as numbers of a type.
+
+    The compiler must not see that they had 8 bits: the tensor cores of a warp, unlike those of a
+    warpgroup, would then add up products of other elements together.
+    """
+    k = k.to(DTYPE)
+    v = v.to(DTYPE)
+    if NATIVE:
+        asm: tl.constexpr = "mov.b32 $0, $1;"
+        k = tl.inline_asm_elementwise(asm, "=r,r", [k], dtype=k.dtype, is_pure=False, pack=2)
+        v = tl.inline_asm_elementwise(asm, "=r,r", [v], dtype=v.dtype, is_pure=False, pack=2)
+    return k, v
+
+
+@triton.jit
 def add_piece(acc, total, peak, piece_acc, piece_total, piece_peak):
     """Add a piece to the softmax of those before it."""
     new_peak = tl.maximum(peak, piece_peak)
@@ -93,13 +150,3 @@ def add_piece(acc, total, peak, piece_acc, piece_total, piece_peak):
     weight = tl.exp2(piece_peak - new_peak)
     acc = acc * fade[:, None] + piece_acc * weight[:, None]
     return acc, total * fade + piece_total * weight, new_peak
-
-
-@triton.jit
-def no_keys(QUERIES: tl.constexpr, DIMS: tl.constexpr):
-    """The softmax of no keys."""
-    return (
-        tl.zeros([QUERIES, DIMS], tl.float32),
-        tl.zeros([QUERIES, KEYS], tl.float32),
-        tl.full([QUERIES], LOWEST, tl.float32),
-    )
