@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from statistics import median_low
 from typing import Final, NamedTuple
 
@@ -9,29 +11,41 @@ from asyncllm.engine.scheduling.forecast import Forecast
 from asyncllm.engine.scheduling.timing.prefill_room import StepShape
 from asyncllm.engine.scheduling.timing.step_time import StepTimeModel
 
-#: The weight of the newest step in what was measured.
-NEWEST: Final = 1 / 8
-#: Steps with about as many drafted tokens that count.
+#: Steps without drafts, and steps with about as many drafted tokens, that are remembered.
 REMEMBERED: Final = 5
+#: After so many steps with drafts comes one without: what it takes cannot be known otherwise.
+MOST_UNMEASURED: Final = 32
 #: How much of a factor is forgotten in each step in which drafts do not pay.
 FORGOTTEN: Final = 1 / 256
 #: Of all time that passes, drafts may lose this share.
-LOST: Final = 0.005
+LOST: Final = 0.004
 #: A step that takes longer than expected by this factor had another reason, too.
 HICCUP: Final = 1.5
 #: Steps without drafts whose time drafts may lose at once: if they have not gained it before, and
 #: if they have.
-AT_FIRST, AT_MOST = 1.0, 20.0
+AT_FIRST, AT_MOST = 0.5, 20.0
+#: The weight of the newest gap.
+NEWEST: Final = 1 / 8
 
 
 class _Step(NamedTuple):
     """A step with drafts in flight: how many tokens, beside how many rows, what these alone take,
-    and whether it was planned when the result before was known."""
+    what is lost if all drafts are wrong, and whether the step was planned when the result before
+    was known."""
 
     num_drafted: int
     num_rows: int
     plain: float
+    risk: float
     waited: bool
+
+
+class _Plain(NamedTuple):
+    """A step without drafts: its time on the device, and from the result before to its own."""
+
+    shape: StepShape
+    seconds: float
+    took: float
 
 
 class _Factor:
@@ -40,20 +54,20 @@ class _Factor:
     The middle of the last ones: some are launched kernel by kernel, or take long by chance.
     """
 
-    def __init__(self, num_drafted: float, expected: float):
-        self.num_drafted = float(num_drafted)
-        self._seen = [expected]
+    def __init__(self, num_drafted: int, expected: float):
+        self.num_drafted = num_drafted
+        self._seen = deque([expected], REMEMBERED)
 
     @property
     def ratio(self) -> float:
         return median_low(self._seen)
 
-    def saw(self, num_drafted: int, ratio: float) -> None:
-        self.num_drafted += (num_drafted - self.num_drafted) * NEWEST
-        self._seen = [*self._seen[1 - REMEMBERED :], ratio]
+    def saw(self, ratio: float) -> None:
+        self._seen.append(ratio)
 
     def forget(self) -> None:
-        self._seen = [ratio + (1.0 - ratio) * FORGOTTEN for ratio in self._seen]
+        for index, ratio in enumerate(self._seen):
+            self._seen[index] = ratio + (1.0 - ratio) * FORGOTTEN
 
 
 class Costs:
@@ -62,7 +76,7 @@ class Costs:
     A step takes as long as the step-time model says, times a factor that is measured, as rows of
     several tokens have their own kernels, and read more experts. What drafts lose is bounded,
     whatever is expected of them: it is taken from a credit, which only grows by ``LOST`` of the
-    time that passes and by what drafts gain. Nothing is drafted while it is used up.
+    time that passes and by what drafts gain. A draft must not risk more than there is.
 
     Attributes:
         gap: seconds that a step comes later if it is planned when the result before is known.
@@ -72,24 +86,37 @@ class Costs:
         self.gap = 0.0
         self._times = times
         self._forecast = forecast
-        self._credit = 0.0
-        #: Steps without drafts: their device time, and the time from result to result, over what
-        #: the model says.
-        self._plain = self._whole = 1.0
+        self._credit: float | None = None
+        #: The last steps without drafts, each after another one.
+        self._plains: deque[_Plain] = deque(maxlen=REMEMBERED)
         #: By the size of the number of drafted tokens.
         self._factors: dict[int, _Factor] = {}
+        #: With drafts and in flight.
         self._steps: dict[int, _Step] = {}
+        self._unmeasured = 0
+        #: When the last result was there, and whether its step had no drafts.
         self._last: float | None = None
         self._was_plain = False
 
     @property
-    def allow_drafts(self) -> bool:
-        """Whether drafts may lose something, and it is known how long a step takes."""
-        return self._credit >= 0.0 and self._forecast.decode_seconds > 0.0
+    def credit(self) -> float:
+        """Seconds that drafts may lose; none before it is known how long steps take."""
+        if self._credit is None:
+            return 0.0
+        return self._credit - math.fsum(step.risk for step in self._steps.values())
+
+    def measure_plain(self) -> bool:
+        """Whether the next step should have no drafts, so that it can be measured."""
+        if self._unmeasured < MOST_UNMEASURED:
+            return False
+        self._unmeasured = 0
+        return True
 
     def plain(self, shape: StepShape) -> float:
-        """Seconds of a step without drafts."""
-        return self._plain * self._model(shape)
+        """Seconds of a step without drafts, on the device."""
+        measured = math.fsum(plain.seconds for plain in self._plains)
+        expected = math.fsum(self._model(plain.shape) for plain in self._plains)
+        return self._model(shape) * (measured / expected if expected else 1.0)
 
     def verifying(self, shape: StepShape, num_drafted: int) -> float:
         """Seconds of a step, so many of whose tokens are drafted."""
@@ -103,7 +130,9 @@ class Costs:
         Args:
             waited: it was planned when the result before was known.
         """
-        self._steps[number] = _Step(num_drafted, num_rows, plain, waited)
+        self._unmeasured += 1
+        risk = (self._factor(num_drafted) - 1.0) * plain + (self.gap if waited else 0.0)
+        self._steps[number] = _Step(num_drafted, num_rows, plain, max(risk, 0.0), waited)
 
     def step_done(
         self, number: int, shape: StepShape, num_right: int, seconds: float, now: float
@@ -120,43 +149,53 @@ class Costs:
         if seconds <= 0.0 or took is None:
             return
         if step is not None:
-            self._take(step, num_right, seconds, took)
+            self._take(step, shape, num_right, seconds, took)
             return
-        model = self._model(shape)
-        self._plain += (_clipped(seconds / model) - self._plain) * NEWEST
-        if after_plain:
-            self._whole += (_clipped(took / model) - self._whole) * NEWEST
-        self._pass(took, took)
+        if after_plain or self._credit is not None:
+            took = took if after_plain else self._beside * seconds
+            self._plains.append(_Plain(shape, seconds, min(took, 2.0 * seconds)))
+        if self._credit is not None:
+            self._pass(took, took)
+        elif len(self._plains) == REMEMBERED:
+            self._credit = AT_FIRST * took
 
-    def _take(self, step: _Step, num_right: int, seconds: float, took: float) -> None:
+    def _take(
+        self, step: _Step, shape: StepShape, num_right: int, seconds: float, took: float
+    ) -> None:
         """A step with drafts gains tokens, and loses what it takes longer."""
-        beside = self._whole / self._plain
-        plain = beside * step.plain
-        expected = beside * self._factor(step.num_drafted) * step.plain
+        beside = self._beside
+        plain = beside * min(step.plain, seconds)
+        expected = beside * self.verifying(shape, step.num_drafted)
         if step.waited:
-            gap = max(0.0, took - beside * seconds)
-            self.gap += (min(gap, plain) - self.gap) * (NEWEST if self.gap else 1.0)
+            gap = min(max(0.0, took - beside * seconds), plain)
+            self.gap += (gap - self.gap) * (NEWEST if self.gap else 1.0)
             expected += self.gap
-        self._saw_factor(step.num_drafted, _clipped(seconds / step.plain))
-        self._credit += plain * (1.0 + num_right / step.num_rows) - min(took, HICCUP * expected)
-        self._credit = min(self._credit, AT_MOST * plain)
+        self._saw_factor(step.num_drafted, seconds / self.plain(shape))
+        gained = plain * (1.0 + num_right / step.num_rows) - min(took, HICCUP * expected)
+        self._credit = min((self._credit or 0.0) + gained, AT_MOST * plain)
         self._pass(took, plain)
 
     def _pass(self, took: float, plain: float) -> None:
         """Some time has passed."""
-        if self._credit < AT_FIRST * plain:
+        if self._credit is not None and self._credit < AT_FIRST * plain:
             self._credit += LOST * took
-
-    def forget(self) -> None:
-        """What was measured may have had another reason: it is tried again some day."""
-        for factor in self._factors.values():
-            factor.forget()
 
     def other_step_done(self, number: int) -> None:
         """A step with prompts is done: the time to the next result is not compared."""
         self._steps.pop(number, None)
         self._last = None
         self._was_plain = False
+
+    def forget(self) -> None:
+        """What was measured may have had another reason: it is tried again some day."""
+        for factor in self._factors.values():
+            factor.forget()
+
+    @property
+    def _beside(self) -> float:
+        """The time from result to result over that of the device, without drafts."""
+        seconds = math.fsum(plain.seconds for plain in self._plains)
+        return math.fsum(plain.took for plain in self._plains) / seconds if seconds else 1.0
 
     def _model(self, shape: StepShape) -> float:
         if self._times.fitted:
@@ -167,7 +206,7 @@ class Costs:
         key = num_drafted.bit_length()
         if key not in self._factors:
             self._factors[key] = _Factor(num_drafted, self._factor(num_drafted))
-        self._factors[key].saw(num_drafted, ratio)
+        self._factors[key].saw(ratio)
 
     def _factor(self, num_drafted: int) -> float:
         """Measured, or between what was measured for fewer and for more drafted tokens."""
@@ -182,8 +221,3 @@ class Costs:
         high = self._factors[more]
         share = (num_drafted - low.num_drafted) / (high.num_drafted - low.num_drafted)
         return low.ratio + (high.ratio - low.ratio) * share
-
-
-def _clipped(ratio: float) -> float:
-    """A ratio of times, of which one may have had a hiccup."""
-    return min(max(ratio, 1 / 4), 8.0)

@@ -28,8 +28,10 @@ LEAST_GAIN: Final = 1.03
 #: Sequences for which nothing can be drafted may wait for their tokens longer by this factor.
 MOST_DELAY: Final = 1.01
 #: How much of what was learned of a kind of draft, and of a sequence's drafts, is forgotten in each
-#: step in which they do not pay: drafts are tried again some day.
+#: step for which none of them are chosen: they are tried again some day.
 FORGOTTEN, OWN_FORGOTTEN = 1 / 1024, 1 / 64
+#: After so many steps in which no guess pays, some are tried all the same.
+MOST_UNTRIED: Final = 32
 #: A kind of draft is as good as it was for all sequences lately: so many tokens count, and what is
 #: expected of it before counts as much as a few.
 KIND_MEMORY, KIND_PRIOR_WEIGHT = 512.0, 2.0
@@ -98,6 +100,8 @@ class LearnedSpeculation:
         self._num_rows = 0
         #: The drafts of steps in flight.
         self._in_flight: deque[tuple[int, tuple[Drafted, ...]]] = deque()
+        #: Steps for which none of the guesses were chosen.
+        self._untried = 0
         #: Whether sequences skip a step to wait.
         self._waiting = False
         self._num_right = 0
@@ -107,7 +111,7 @@ class LearnedSpeculation:
         if not len(slots) or self._keeps_out(batch, num_waiting):
             return NOTHING
         wanting = self._ask(batch, done)
-        if not wanting:
+        if not wanting or self._costs.measure_plain():
             return NOTHING
         shape = StepShape(len(slots), int(batch.computed[slots].sum()) + len(slots), 0.0)
         self._plain, self._num_rows = self._costs.plain(shape), len(slots)
@@ -133,12 +137,12 @@ class LearnedSpeculation:
             for (seq, start, unknown, found), count in zip(wanting, counts, strict=True)
             if count
         ]
-        self._learn_from_choice(wanting, drafts)
+        self._learn_from_choice(wanting, counts)
         return Choice(drafts=tuple(drafts))
 
     def _keeps_out(self, batch: RunningBatch, num_waiting: int) -> bool:
         """Prompts are computed, or wait: drafts would take their room. Or they have lost enough."""
-        return bool(num_waiting or batch.prefilling) or not self._costs.allow_drafts
+        return bool(num_waiting or batch.prefilling) or self._costs.credit <= 0.0
 
     def _ask(self, batch: RunningBatch, done: int) -> list[Wanting]:
         """Guesses of some of the sequences; each has its turn."""
@@ -178,16 +182,17 @@ class LearnedSpeculation:
             if not draft.on_device and not draft.in_place
         }
 
-    def _learn_from_choice(self, wanting: list[Wanting], drafts: list[Drafted]) -> None:
-        if drafts:
+    def _learn_from_choice(self, wanting: list[Wanting], counts: list[int]) -> None:
+        for each, count in zip(wanting, counts, strict=True):
+            if not count:
+                each.found.evidence.forget(OWN_FORGOTTEN)
+        if any(counts):
             self._asked = min(2 * self._asked, self._most_rows)
             return
         self._asked = max(self._asked // 2, LEAST_ASKED)
         self._costs.forget()
         for evidence in self._kinds.values():
             evidence.forget(FORGOTTEN)
-        for each in wanting:
-            each.found.evidence.forget(OWN_FORGOTTEN)
 
     def _best(
         self, wanting: list[Wanting], shape: StepShape, longest: float, *, in_flight: bool
@@ -208,7 +213,18 @@ class LearnedSpeculation:
             _, later = self._most_probable(step, sure, self._costs.gap)
             if later > max(rate, least):
                 return counts, True
-        return (counts, False) if rate >= least else ([0] * len(wanting), False)
+        return (counts if rate >= least else self._trial(step)), False
+
+    def _trial(self, step: _Beside) -> list[int]:
+        """One token of each guess now and then, if none pay: what is not tried is not known."""
+        self._untried += 1
+        longest = min(step.longest, self._plain + self._costs.credit / 2)
+        seconds = self._costs.verifying(step.with_drafts(step.num_rows), step.num_rows)
+        fits = step.num_rows + step.shape.num_tokens <= self._most_rows and seconds <= longest
+        if self._untried < MOST_UNTRIED or not fits:
+            return [0] * step.num_rows
+        self._untried = 0
+        return [1] * step.num_rows
 
     def _probabilities(self, wanting: list[Wanting]) -> tuple[Floats, Floats]:
         """That each guessed token is right if those in flight are, [n, longest]; and that these
@@ -241,7 +257,8 @@ class LearnedSpeculation:
         for count in _numbers(room):
             seconds = self._costs.verifying(step.with_drafts(count), count)
             rate = (num_rows + float(expected[count - 1])) / (seconds + gap)
-            if seconds <= step.longest and rate > found:
+            fits = seconds + gap <= self._plain + self._costs.credit and seconds <= step.longest
+            if fits and rate > found:
                 best, found = count, rate
         owners = order[:best] // probable.shape[1]
         return np.bincount(owners, minlength=len(probable)).tolist(), found

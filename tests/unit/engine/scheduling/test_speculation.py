@@ -101,6 +101,8 @@ class Runs:
 
 def test_what_was_right_and_one_token_more_come_in_one_step() -> None:
     runs = Runs()
+    runs.add(0, guess=None, max_tokens=9)  # how long a step takes is known then
+    runs.run()
     seq = runs.add(1, guess=5, max_tokens=21)
     # The prompt, the token that was planned with it, and 4 tokens in each step.
     assert runs.run() <= 8
