@@ -111,7 +111,10 @@ class LearnedSpeculation:
         if not len(slots) or self._keeps_out(batch, num_waiting):
             return NOTHING
         wanting = self._ask(batch, done)
-        if not wanting or self._costs.measure_plain():
+        if not wanting:
+            self._ask_fewer()
+            return NOTHING
+        if self._costs.measure_plain():
             return NOTHING
         shape = StepShape(len(slots), int(batch.computed[slots].sum()) + len(slots), 0.0)
         self._plain, self._num_rows = self._costs.plain(shape), len(slots)
@@ -167,6 +170,9 @@ class LearnedSpeculation:
                 wanting.append(Wanting(seq, start, unknown, found))
         return wanting
 
+    def _ask_fewer(self) -> None:
+        self._asked = max(self._asked // 2, LEAST_ASKED)
+
     def _misled(self, done: int) -> dict[int, int]:
         """Drafted tokens in flight that are known to be wrong, as they are not in their place, by
         sequence."""
@@ -189,7 +195,7 @@ class LearnedSpeculation:
         if any(counts):
             self._asked = min(2 * self._asked, self._most_rows)
             return
-        self._asked = max(self._asked // 2, LEAST_ASKED)
+        self._ask_fewer()
         self._costs.forget()
         for evidence in self._kinds.values():
             evidence.forget(FORGOTTEN)

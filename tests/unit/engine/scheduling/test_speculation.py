@@ -12,6 +12,7 @@ import pytest
 from asyncllm.engine.drafts.drafting import Drafting
 from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
+from asyncllm.engine.scheduling.speculation.learned import LEAST_ASKED
 from asyncllm.types import FinishReason, SamplingParams
 from asyncllm.wire.messages import StepPlan, unpack
 from tests.support.engine.scheduling import EOS, FakeDevice, check_books, rows, scheduler, sequence
@@ -40,6 +41,17 @@ class Told:
     def propose(self, tokens: array[int], most: int) -> list[int]:
         done = len(tokens) - 5
         return self._guess[done : done + most]
+
+
+class Silent:
+    """Has no idea; counts how often it was asked."""
+
+    kind, prior = "silent", 0.9
+    asked = 0
+
+    def propose(self, tokens: array[int], most: int) -> list[int]:
+        Silent.asked += 1
+        return []
 
 
 class Runs:
@@ -204,6 +216,19 @@ def test_no_sequence_is_preempted_for_a_draft() -> None:
     runs.run()
     assert runs.sched.departures.num_preemptions == 0
     assert runs.tokens == {1: [5] * 11, 2: [5] * 11}
+
+
+def test_few_are_asked_while_nobody_has_an_idea() -> None:
+    runs = Runs(max_num_seqs=256, num_pages=9000, max_num_batched_tokens=4000)
+    runs.add(0, guess=5, max_tokens=190)
+    runs.run()
+    assert any(runs.drafts)
+    for id in range(1, 101):
+        runs.add(id, None, max_tokens=40).drafting = Drafting([Silent()])
+    before = Silent.asked
+    steps = runs.run()
+    assert LEAST_ASKED <= (Silent.asked - before) / steps < LEAST_ASKED + 5
+    assert {len(tokens) for tokens in runs.tokens.values()} == {40, 190}
 
 
 def test_drafts_beside_as_many_rows_as_fit_are_left_out() -> None:
