@@ -97,11 +97,6 @@ def shared_bytes(x: Tensor) -> int:
     return gpu_of(x.device).shared_bytes if x.is_cuda else sys.maxsize
 
 
-def multiprocessors(x: Tensor) -> int:
-    """Multiprocessors of the GPU where x is; 8 in the interpreter, so that few rows are many."""
-    return gpu_of(x.device).multiprocessors if x.is_cuda else 8
-
-
 def hash_callees(function: Any) -> None:
     """Have Triton hash a function, after the functions that it calls.
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from asyncllm.kernels.triton.activation import activate
-from asyncllm.kernels.triton.launch import Launcher, cdiv, multiprocessors, next_power_of_2
+from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
 from asyncllm.kernels.triton.recurrent.one_token import (
     convolved_token,
     earlier_part,
@@ -23,12 +23,6 @@ from asyncllm.kernels.triton.recurrent.one_token import (
 )
 from asyncllm.kernels.types.recurrent import UNIT_EPS, DeltaNet, LayerState, StateRows
 
-#: Parts of a head's matrix that ``decode`` goes over, twice each: the second time they are in the
-#: cache. In one part, registers would leave room for one program on a multiprocessor.
-PASSES = 2
-#: Where each program has a multiprocessor of its own, it requests its matrix before it waits, and
-#: keeps it: parts and warps. More warps take longer to add up what each of them has.
-FEW = 1, 4
 #: Columns of a head's matrix that a program of ``step`` has, and its warps.
 COLUMNS = 64
 WARPS = 8
@@ -45,12 +39,6 @@ def decay_of(decay, step_bias, gate, head):
 def _add_three(a, b, c, d, e, f):
     """Of ``tl.reduce``, for three sums at once: each alone would have barriers of its own."""
     return a + d, b + e, c + f
-
-
-@triton.jit
-def _part(x, is_chosen):
-    """The chosen row of x, [rows, n], as a column [n, 1]."""
-    return tl.sum(tl.where(is_chosen, x, 0.0), axis=0)[:, None]
 
 
 @triton.jit
@@ -80,8 +68,6 @@ def _decode(
     WIDTH: tl.constexpr,
     KEY_BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
-    PASSES: tl.constexpr,
-    EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     head = tl.program_id(0)
@@ -94,8 +80,7 @@ def _decode(
     count = tl.load(offsets + row + 1) - token
     slot = tl.load(slots + row).to(tl.int64)
     position = tl.load(starts + row)
-    PART: tl.constexpr = KEY_BLOCK // PASSES
-    key = tl.arange(0, PART)[:, None]
+    key = tl.arange(0, KEY_BLOCK)[:, None]
     column = tl.arange(0, VALUE_BLOCK)[None, :]
     is_value = column < VALUES
     matrix = matrices + slot * MATRIX_STRIDE + head * (KEYS * VALUES) + key * VALUES + column
@@ -115,11 +100,9 @@ def _decode(
         weight, None, inputs, position, slot, first_v, VALUES, VALUE_BLOCK,
         SLOT_STRIDE, CHANNELS, WIDTH,
     )  # fmt: skip
-    states: tl.tuple = ()
-    if EARLY:
-        for i in tl.static_range(PASSES):
-            exists = is_value & (i * PART + key < KEYS) & (position > 0)
-            states += (tl.load(matrix + i * PART * VALUES, mask=exists, other=0.0),)
+    is_element = is_value & (key < KEYS)
+    is_known = is_element & (position > 0) & (count == 1)
+    state = tl.load(matrix, mask=is_known, other=0.0).to(tl.float32)
     factors = tl.load(norm + column, mask=is_value, other=0.0).to(tl.float32)
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -142,29 +125,14 @@ def _decode(
     q_scale = tl.rsqrt(of_q + UNIT) * KEYS**-0.5
     k_scale = tl.rsqrt(of_k + UNIT)
     alike *= q_scale * k_scale
-    q = tl.reshape(q * q_scale, [PASSES, PART])
-    k = tl.reshape(k * k_scale, [PASSES, PART])
-    number = tl.arange(0, PASSES)[:, None]
-    of_key = tl.zeros([1, VALUE_BLOCK], tl.float32)
-    of_query = tl.zeros([1, VALUE_BLOCK], tl.float32)
-    for i in tl.static_range(PASSES):
-        if EARLY:
-            state = states[i].to(tl.float32)
-        else:
-            exists = is_value & (i * PART + key < KEYS) & (position > 0)
-            state = tl.load(matrix + i * PART * VALUES, mask=exists, other=0.0).to(tl.float32)
-        of_key += tl.sum(state * _part(k, number == i), axis=0, keep_dims=True)
-        of_query += tl.sum(state * _part(q, number == i), axis=0, keep_dims=True)
+    # As columns; a transposition would have each thread convolve all that it multiplies.
+    q = tl.sum(q * q_scale, axis=0)[:, None]
+    k = tl.sum(k * k_scale, axis=0)[:, None]
+    of_key = tl.sum(state * k, axis=0, keep_dims=True)
+    of_query = tl.sum(state * q, axis=0, keep_dims=True)
     added = beta * (v - kept * of_key)
-    for i in tl.static_range(PASSES):
-        exists = is_value & (i * PART + key < KEYS)
-        place = matrix + i * PART * VALUES
-        if EARLY:
-            state = states[i].to(tl.float32)
-        else:
-            state = tl.load(place, mask=exists & (position > 0), other=0.0).to(tl.float32)
-        state = kept * state + _part(k, number == i) * added
-        tl.store(place, state.to(matrices.dtype.element_ty), mask=exists)
+    state = kept * state + k * added
+    tl.store(matrix, state.to(matrices.dtype.element_ty), mask=is_element)
     out = kept * of_query + alike * added
     out *= tl.rsqrt(tl.sum(out * out, axis=1, keep_dims=True) / VALUES + NORM_EPS) * factors
     tl.store(result, out.to(y.dtype.element_ty), mask=is_value)
@@ -257,14 +225,11 @@ def decode(
     sizes = net.key_heads, net.value_heads, net.key_dim, net.value_dim, net.eps, UNIT_EPS
     strides = x.stride(0), gates.stride(0), state.inputs.stride(0), state.matrices.stride(0)
     blocks = next_power_of_2(net.key_dim), next_power_of_2(net.value_dim)
-    warps = max(blocks[0] * blocks[1] // 4096, 1)
-    is_few = net.value_heads * len(rows.slots) <= multiprocessors(x)
-    passes, warps = (FEW[0], min(FEW[1], warps)) if is_few else (PASSES, warps)
     _launch(
         (net.value_heads, len(rows.slots), 1),
         (x, gates, *weights, state.inputs, state.matrices, *of_rows, y),
-        (*sizes, *strides, state.inputs.shape[1], *blocks, passes, is_few),
-        num_warps=warps,
+        (*sizes, *strides, state.inputs.shape[1], *blocks),
+        num_warps=max(blocks[0] * blocks[1] // 4096, 1),
     )
 
 
