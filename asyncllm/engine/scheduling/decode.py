@@ -51,7 +51,7 @@ class DecodePlanner:
             drafts = self._choose_drafts(step, num_waiting)
         self._plan_decodes(step, drafts, now, num_waiting)
         if drafts:
-            self._plan_drafts(step, drafts, now)
+            self._plan_drafts(step, drafts)
 
     def _choose_drafts(self, step: Step, num_waiting: int) -> list[Drafted]:
         """Pause the sequences that skip this step; returns the drafts that there are pages for."""
@@ -76,7 +76,7 @@ class DecodePlanner:
         self.batch.grown(seq)
         step.new_pages += (seq.slot, len(seq.kv.pages) - 1, page)
 
-    def _plan_drafts(self, step: Step, drafts: list[Drafted], now: float) -> None:
+    def _plan_drafts(self, step: Step, drafts: list[Drafted]) -> None:
         """Rows that verify drafts; not of sequences that were preempted for the others' pages."""
         step.drafts = tuple(draft for draft in drafts if draft.seq.id in self.batch.running)
         tokens, kv_tokens, pairs = step.shape
@@ -88,7 +88,7 @@ class DecodePlanner:
             tokens, pairs = tokens + q_len, pairs + num_pairs(start, q_len)
         step.shape = StepShape(tokens, kv_tokens, pairs)
         if step.drafts:
-            self.speculation.planned(step.number, step.drafts, now)
+            self.speculation.planned(step.number, step.drafts)
 
     def _plan_decodes(
         self, step: Step, drafts: list[Drafted], now: float, num_waiting: int

@@ -117,7 +117,7 @@ class StepRows:
     @property
     def is_settled(self) -> bool:
         """Whether the host knows where each row starts, and what is drafted."""
-        return self.most_behind is None and not self.unknown_drafts.any()
+        return self.most_behind is None and (self.drafts is None or not self.unknown_drafts.any())
 
     @property
     def unknown_drafts(self) -> np.ndarray:

@@ -72,7 +72,7 @@ class Speculation(Protocol):
             num_waiting: requests that are not running.
         """
 
-    def planned(self, step: int, drafts: tuple[Drafted, ...], now: float) -> None:
+    def planned(self, step: int, drafts: tuple[Drafted, ...]) -> None:
         """A step verifies these of the drafts chosen last."""
 
     def verified(self, draft: Drafted, num_right: int) -> None:

@@ -269,7 +269,7 @@ class LearnedSpeculation:
         owners = order[:best] // probable.shape[1]
         return np.bincount(owners, minlength=len(probable)).tolist(), found
 
-    def planned(self, step: int, drafts: tuple[Drafted, ...], now: float) -> None:
+    def planned(self, step: int, drafts: tuple[Drafted, ...]) -> None:
         waited, self._waiting = self._waiting, False
         self._in_flight.append((step, drafts))
         num_drafted = sum(len(draft.tokens) for draft in drafts)
