@@ -68,7 +68,7 @@ _DP: Final = (
 _ESTIMATED_EXPERTS: Final = (
     "Step times are estimated from those of Qwen3-30B-A3B in bfloat16 on one H200. Steps of the "
     "same model in fp8 take up to 15 % longer than that. Those of gpt-oss-20b and 120b, in mxfp4, "
-    "take 15 % longer with one row, and 35 to 55 % with 32 and 64."
+    "take 35 to 55 % longer with 32 and 64 rows."
 )
 _LIMIT: Final = (
     "Tokens/s are of decode steps with 1,024 tokens cached of each sequence. The limit is the time "

@@ -262,14 +262,18 @@ def test_mxfp4_has_the_same_numbers_in_every_tile(tokens: int) -> None:
     check(experts, tokens, 2, 384, torch.bfloat16)
 
 
-@pytest.mark.parametrize(("top_k", "inner", "hidden"), [(4, 160, 352), (8, 128, 256), (1, 64, 544)])
-def test_one_token_in_mxfp4(top_k: int, inner: int, hidden: int) -> None:
-    """GPUs have a kernel for it, which cuts rows into pieces: of some, the last ones are short."""
+@pytest.mark.parametrize(
+    ("tokens", "top_k", "inner", "hidden"),
+    [(1, 4, 160, 352), (1, 8, 128, 256), (1, 1, 64, 544), (9, 4, 96, 288), (18, 2, 64, 544)],
+)
+def test_few_tokens_in_mxfp4(tokens: int, top_k: int, inner: int, hidden: int) -> None:
+    """GPUs have a kernel for one, which cuts rows into pieces, and Hopper GPUs one for few rows of
+    an expert in blocks of eight: of some sizes, the last pieces and blocks are short."""
     experts = random_experts(9, inner, hidden, "clamped")
     assert isinstance(experts.gate_up, Tensor)
     assert isinstance(experts.down, Tensor)
     experts = experts._replace(gate_up=as_mxfp4(experts.gate_up), down=as_mxfp4(experts.down))
-    check(experts, 1, top_k, hidden, torch.bfloat16)
+    check(experts, tokens, top_k, hidden, torch.bfloat16)
 
 
 def test_tiles_of_mxfp4_never_have_wgmma() -> None:

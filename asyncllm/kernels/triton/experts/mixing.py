@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from asyncllm.kernels.gpu import gpu_of
-from asyncllm.kernels.triton.experts import mxfp4, mxfp4_one, products, prompts
+from asyncllm.kernels.triton.experts import mxfp4, mxfp4_few, mxfp4_one, products, prompts
 from asyncllm.kernels.triton.experts.product import Product
 from asyncllm.kernels.triton.experts.products import Tile
 from asyncllm.kernels.triton.experts.routing import group_rows
@@ -155,9 +155,12 @@ def choose_kernels(rows: int, experts: GatedExperts, x: Tensor) -> Kernels:
     """The kernels for so many rows of all experts."""
     each = rows / experts.num_experts
     is_hopper = x.is_cuda and gpu_of(x.device).is_hopper
-    if is_hopper and each >= mxfp4.LEAST_ROWS and _are_paired_mxfp4(experts):
-        block, tile = mxfp4.choose_tile(each)
-        return Kernels(block, *[partial(mxfp4.multiply, tile=tile)] * 2)
+    if is_hopper and _are_paired_mxfp4(experts):
+        if len(x) > 1 and each <= mxfp4_few.MOST_ROWS and mxfp4_few.fits(experts, x):
+            return Kernels(mxfp4_few.BLOCK_M, mxfp4_few.multiply, mxfp4_few.multiply)
+        if each >= mxfp4.LEAST_ROWS:
+            block, tile = mxfp4.choose_tile(each)
+            return Kernels(block, *[partial(mxfp4.multiply, tile=tile)] * 2)
     if is_hopper and each >= prompts.LEAST_ROWS and _fits_prompts(experts, x):
         return Kernels(prompts.BLOCK_M.value, prompts.multiply, prompts.multiply)
     block, *tiles = choose_tiles(rows, experts, x)

@@ -5,8 +5,7 @@ may come from registers: codes go from shared memory to registers, where they be
 and never back. They are packed so that a thread finds those of its own columns in its words
 (``kernels.quantized``).
 
-On an H200, 8,192 tokens of gpt-oss-20b take 3.1 ms a layer; on tensor cores fed by ``products``
-they took 6.0 (docs/kernels.md).
+On an H200, 8,192 tokens of gpt-oss-20b take 3.1 ms a layer; ``products`` took 6.0.
 """
 
 from __future__ import annotations
@@ -157,7 +156,7 @@ def _produce(ops, rings, plan: gl.constexpr):
 
 
 @gluon.jit
-def _weight_rows(i, plan: gl.constexpr):
+def weight_rows(i, plan: gl.constexpr):
     """The rows of a part of the weight of rows i in shared memory, where eight rows of the gate, if
     there is one, alternate with the eight of up."""
     if plan.act is None:
@@ -183,7 +182,7 @@ def _consume(out, ops, rings, PART: gl.constexpr, plan: gl.constexpr):
             end = gl.load(ops.blocks + block * 3 + 2)
             part = tile * plan.parts + PART
             # Of rows past the last one, the numbers are not written.
-            row = gl.minimum(part * ROWS + _weight_rows(i, plan), plan.outputs - 1)
+            row = gl.minimum(part * ROWS + weight_rows(i, plan), plan.outputs - 1)
             s_at = ops.scale + (expert * plan.outputs + row) * BLOCKS
             sums = gl.zeros([ROWS, plan.block_m], gl.float32, layout=SUMS)
             scales = gl.load(s_at)
@@ -201,28 +200,30 @@ def _consume(out, ops, rings, PART: gl.constexpr, plan: gl.constexpr):
                 mbarrier.arrive(rings.free.index(stage), count=1)
                 scales = later
                 turn += 1
-            _write(out, sums, ops, expert, part, first, end, plan)
+            SIZE: gl.constexpr = ROWS if plan.act is None else ROWS // 2
+            layout: gl.constexpr = output_layout(SIZE, plan.block_m, 4)
+            write_outputs(out, sums, ops, expert, part, first, end, layout, plan)
 
 
 @gluon.jit
-def _write(out, y, ops, expert, part, first, end, plan: gl.constexpr):
-    SUMS: gl.constexpr = y.type.layout
+def write_outputs(out, y, ops, expert, part, first, end, LAYOUT: gl.constexpr, plan: gl.constexpr):
+    """The outputs of the sums of a part of the weight's rows, [rows, block_m]; LAYOUT: to store."""
     GATED: gl.constexpr = plan.act is not None
+    ROWS: gl.constexpr = y.shape[0]
     SIZE: gl.constexpr = ROWS // 2 if GATED else ROWS
     LIMIT: gl.constexpr = plan.outputs // 2 if GATED else plan.outputs
     if plan.bias:
-        i = gl.arange(0, ROWS, layout=gl.SliceLayout(1, SUMS))
-        row = gl.minimum(part * ROWS + _weight_rows(i, plan), plan.outputs - 1)
+        i = gl.arange(0, ROWS, layout=gl.SliceLayout(1, y.type.layout))
+        row = gl.minimum(part * ROWS + weight_rows(i, plan), plan.outputs - 1)
         y += gl.load(ops.bias + expert * plan.outputs + row).to(gl.float32)[:, None]
     if GATED:
         halves = gl.reshape(y, [ROWS // 16, 2, 8, plan.block_m])
         gate, up = gl.split(gl.permute(halves, [0, 2, 3, 1]))
         y = gl.reshape(activated(gate, up, plan.act, plan.alpha, plan.limit), [SIZE, plan.block_m])
     else:
-        m = first + gl.arange(0, plan.block_m, layout=gl.SliceLayout(0, SUMS))
+        m = first + gl.arange(0, plan.block_m, layout=gl.SliceLayout(0, y.type.layout))
         choice = gl.load(ops.order + gl.minimum(m, end - 1))
         y = y * gl.load(ops.factors + choice).to(gl.float32)[None, :]
-    LAYOUT: gl.constexpr = output_layout(SIZE, plan.block_m, 4)
     y = gl.convert_layout(y.to(out.dtype.element_ty), LAYOUT)
     m = first + gl.arange(0, plan.block_m, layout=gl.SliceLayout(0, LAYOUT))
     place = m if GATED else gl.load(ops.order + gl.minimum(m, end - 1))
