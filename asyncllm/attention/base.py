@@ -7,6 +7,7 @@ layers, and reads and writes the paged KV cache. Nothing else knows the layout o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -122,6 +123,35 @@ class LogitRows(NamedTuple):
     lengths: Tensor
 
 
+class HiddenStates:
+    """Hidden states of all tokens in the midst of a model, for those who ask for them.
+
+    Args:
+        after: the counts of layers after which they are kept, rising. In a model that has fewer,
+            it is after the last one.
+
+    Attributes:
+        kept: [tokens, hidden] after each of them, once the model has run.
+    """
+
+    def __init__(self, after: Sequence[int]):
+        self._after = after
+        self.kept: list[Tensor] = []
+
+    def from_layer(self, number: int) -> bool:
+        """Whether any are wanted that this layer, or a later one, makes."""
+        return self._after[-1] > number
+
+    def see(self, count: int, x: Tensor) -> None:
+        """Keep a copy of x, which is after so many layers, if it is wanted."""
+        if count in self._after:
+            self.kept.append(x.clone())
+
+    def end(self, x: Tensor) -> None:
+        """Keep x, which is after the last layer, where later ones are wanted."""
+        self.kept += [x] * (len(self._after) - len(self.kept))
+
+
 @dataclass(slots=True)
 class ForwardBatch:
     """One step as the model sees it.
@@ -136,6 +166,7 @@ class ForwardBatch:
         logit_rows: the tokens in ``sample_rows``, if the backend should attend only these where no
             others are needed.
         states: of recurrent layers; None in models without them.
+        hidden: hidden states of all tokens that are wanted; None: none are.
         logit_rows_only: no later layer writes K and V. This one writes those of all tokens, but
             computes everything after that only for tokens that yield logits.
     """
@@ -148,6 +179,7 @@ class ForwardBatch:
     plan: Any
     logit_rows: LogitRows | None = None
     states: StepStates | None = None
+    hidden: HiddenStates | None = None
     logit_rows_only: bool = False
 
     def for_last_layer(self) -> Self:

@@ -160,7 +160,7 @@ def _build(
     free_before = device.free_bytes()
 
     def make_backend(pool: KVPool) -> AttentionBackend:
-        layers = model.attention_specs
+        layers = model.cached_specs
         return choose_backend(attention, pool, layers, dtype, on_device, device.upload)
 
     with torch.inference_mode():
@@ -185,7 +185,7 @@ def _build(
                 length = limits.max_model_len
                 scales = kv_scales(model, stored, spec.vocab_size, length, dtype, device, ranks)
                 device.empty_cache()
-            pool = KVPool(model.attention_specs, *sizes, of_cache, on_device, scales)
+            pool = KVPool(model.cached_specs, *sizes, of_cache, on_device, scales)
             states = StatePool(model.states, limits.num_states, dtype, on_device)
             device.keep_block(step_bytes)
             host = HostPool(pool, limits.host_pages, device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -19,7 +20,60 @@ from asyncllm.models.quant.weight import QuantizedWeight
 from asyncllm.models.state import StateShape
 
 
-class CausalLM(nn.Module, ABC):
+class DraftHead(Protocol):
+    """A layer that drafts tokens from what the model found out about those before.
+
+    Attributes:
+        spec: this rank's attention of the layer, whose number comes after those of the model.
+        reads: the hidden states that it reads: those after so many layers of the model, rising.
+    """
+
+    spec: AttentionSpec
+    reads: tuple[int, ...]
+
+    def features(self, read: list[Tensor]) -> Tensor:
+        """One state of each token, [tokens, hidden], from those that it reads."""
+
+    def predict(self, batch: ForwardBatch, hidden: Tensor) -> Tensor:
+        """States from which the tokens after ``batch.input_ids`` are drafted.
+
+        Args:
+            batch: its tokens are those after the tokens of ``hidden``, its positions these tokens'.
+            hidden: [tokens, hidden]; ``features``, or what ``carried`` returned. It may be
+                overwritten.
+
+        Returns:
+            [samples, hidden].
+        """
+
+    def drafts(self, states: Tensor) -> Tensor:
+        """The likeliest tokens, int64 [n], of states from ``predict``."""
+
+    def carried(self, states: Tensor) -> Tensor:
+        """What ``predict`` takes to draft one token more after states that it returned."""
+
+
+class Checkpointed(nn.Module):
+    """A module whose parameters are tensors of a checkpoint."""
+
+    def checkpoint_tensors(self) -> dict[str, Place]:
+        """The place of each tensor, by name: views that together cover all parameters."""
+        places: dict[str, Place] = {}
+        own: Iterable[tuple[str, Place]]
+        for path, module in self.named_modules():
+            if isinstance(module, QuantizedWeight):
+                continue  # a part of its projection
+            if isinstance(module, Packed):
+                path = path.rpartition(".")[0]
+            if isinstance(module, Stored):
+                own = module.parts()
+            else:
+                own = module.named_parameters(recurse=False)
+            places.update((f"{path}.{name}", place) for name, place in own)
+        return places
+
+
+class CausalLM(Checkpointed, ABC):
     """A decoder-only language model that computes in the dtype of its weights.
 
     ``cls(config, place, max_length)`` allocates a rank's parameters without filling them. Positions
@@ -29,15 +83,27 @@ class CausalLM(nn.Module, ABC):
         attention_specs: of each layer with attention, in order, with this rank's heads.
         states: what this rank keeps of a sequence in each recurrent layer, by layer.
         lm_head: the output projection; None if it is the token embedding.
+        head: drafts tokens; None if that was not asked for.
     """
 
     attention_specs: list[AttentionSpec]
     states: Mapping[int, StateShape] = MappingProxyType({})
     lm_head: OutputProjection | None
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.head: DraftHead | None = None
+
+    @property
+    def cached_specs(self) -> list[AttentionSpec]:
+        """Of everything that has K and V: the layers, and the head."""
+        return (
+            self.attention_specs if self.head is None else [*self.attention_specs, self.head.spec]
+        )
+
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Bytes of this rank's K and V of one token, for a dtype of that size."""
-        return sum(spec.kv_size for spec in self.attention_specs) * itemsize
+        return sum(spec.kv_size for spec in self.cached_specs) * itemsize
 
     @property
     def num_layers(self) -> int:
@@ -87,19 +153,3 @@ class CausalLM(nn.Module, ABC):
         """This class's name for a tensor of the checkpoint; None if it is not used."""
         tied = name == "lm_head.weight" and self.lm_head is None
         return None if tied or name.endswith("rotary_emb.inv_freq") else name
-
-    def checkpoint_tensors(self) -> dict[str, Place]:
-        """The place of each tensor, by name: views that together cover all parameters."""
-        places: dict[str, Place] = {}
-        own: Iterable[tuple[str, Place]]
-        for path, module in self.named_modules():
-            if isinstance(module, QuantizedWeight):
-                continue  # a part of its projection
-            if isinstance(module, Packed):
-                path = path.rpartition(".")[0]
-            if isinstance(module, Stored):
-                own = module.parts()
-            else:
-                own = module.named_parameters(recurse=False)
-            places.update((f"{path}.{name}", place) for name, place in own)
-        return places

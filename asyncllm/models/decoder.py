@@ -199,8 +199,11 @@ class _Stack(nn.Module):
         x = self.embed_tokens(batch.input_ids)
         own = None if self.layer_inputs is None else self.layer_inputs(batch.input_ids, x)
         last = len(self.layers) - 1  # ``first_layers`` leaves some out
+        hidden = batch.hidden
         for number, layer in enumerate(self.layers):
-            if number == last:
+            if hidden is not None:
+                hidden.see(number, x)
+            if number == last and (hidden is None or not hidden.from_layer(number)):
                 batch = batch.for_last_layer()
             elif number == self.last_with_keys:
                 batch = batch.before_sharing_layers()
@@ -211,6 +214,8 @@ class _Stack(nn.Module):
                 if batch.logit_rows_only:
                     own = None if own is None else own.index_select(1, batch.sample_rows)
                     batch = batch.of_logit_rows()
+        if hidden is not None:
+            hidden.end(x)
         return x if batch.logit_rows_only else batch.sampling(x)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,27 @@ class Predictor(nn.Module):
         return out
 
 
+class _PredictorHead:
+    """``DraftHead`` of a model with a predictor."""
+
+    def __init__(self, model: PredictingLM[Any], spec: AttentionSpec):
+        self._model = model
+        self.spec = spec
+        self.reads = (model.config.num_hidden_layers,)
+
+    def features(self, read: list[Tensor]) -> Tensor:
+        return self._model.final(*read)
+
+    def predict(self, batch: ForwardBatch, hidden: Tensor) -> Tensor:
+        return self._model.predict(batch, hidden)
+
+    def drafts(self, states: Tensor) -> Tensor:
+        return self._model.predicted_logits(states).argmax(dim=1)
+
+    def carried(self, states: Tensor) -> Tensor:
+        return self._model.carried(states)
+
+
 class PredictingLM(MoeDecoderLM[M]):
     """A decoder whose checkpoints may have a ``Predictor``.
 
@@ -84,6 +105,7 @@ class PredictingLM(MoeDecoderLM[M]):
         block = self.make_block(config, attention, mlp, make_norm, place)
         project = Linear(2 * config.hidden_size, config.hidden_size, place)
         self.predictor = Predictor(block, project, make_norm, own)
+        self.head = _PredictorHead(self, own)
 
     def predict(self, batch: ForwardBatch, hidden: Tensor) -> Tensor:
         """States from which the tokens after ``batch.input_ids`` are predicted.

@@ -166,12 +166,12 @@ def _libraries(
             libraries += libraries_by_size(dtype, size, bool(w), bool(s), gpus)
     for (name, spec), dtype in itertools.product(specs.items(), dtypes):
         model = make_model(spec, dtype, torch.device("meta"), 1)
-        problem = unsupported(model.attention_specs, dtype)
+        problem = unsupported(model.cached_specs, dtype)
         if problem is not None:
             print(f"{name} does not run on FlashInfer: {problem}")
             continue
         for gpu in gpus:
-            libraries += libraries_for(model.attention_specs, dtype, gpu, of_cache)
+            libraries += libraries_for(model.cached_specs, dtype, gpu, of_cache)
     return list(dict.fromkeys(libraries))
 
 

@@ -112,7 +112,7 @@ def _peaks(
 ) -> tuple[int, int]:
     """The peak of reserved bytes, and ``StepMemory.captured``. Keeps nothing."""
     cuda = device.torch_device
-    pool = KVPool(model.attention_specs, 1, size.page_size, of_cache or dtype, cuda)
+    pool = KVPool(model.cached_specs, 1, size.page_size, of_cache or dtype, cuda)
     sampler = Sampler(size.rows, spec.vocab_size, device)
     table = SlotTable(size.rows, -(-size.row_tokens // size.page_size), device)
     states = StatePool(model.states, 1, dtype, cuda)

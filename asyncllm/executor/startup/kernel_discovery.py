@@ -73,18 +73,18 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
     most_captured = min(step_tokens(config, "cuda"), captured_tokens(whole))
     model = first_layers(whole)
     of_cache = cache_dtype(config, dtype, gpu_of(meta))
-    pool = KVPool(model.attention_specs, 1, page_size, of_cache, meta)
+    pool = KVPool(model.cached_specs, 1, page_size, of_cache, meta)
     backend = own_backend(chosen_attention(config))(pool, device.upload)
     # First, as prompt attention takes longest to compile: what follows has torch import its
     # compiler and sympy, for shapes on the meta device.
-    warm_up(backend, model.attention_specs, dtype, meta)
+    warm_up(backend, model.cached_specs, dtype, meta)
     sampler = Sampler(max_rows, spec.vocab_size, device)
     table = SlotTable(max_rows, -(-length // page_size), device)
     if config.attention == "flashinfer" or not gpu_of(meta).has_pdl:
         # FlashInfer's backend launches these kernels of ours, which PagedBackend does not.
         slots = torch.zeros(1, dtype=torch.int32, device=meta)
         list_pages(table.block_table, slots, torch.zeros(2, dtype=torch.int32, device=meta))
-        with_sinks = (spec for spec in model.attention_specs if spec.has_sinks)
+        with_sinks = (spec for spec in model.cached_specs if spec.has_sinks)
         for shape in {(1, spec.num_heads, spec.head_dim) for spec in with_sinks}:
             out = torch.empty(shape, dtype=dtype, device=meta)
             sinks = torch.empty(shape[1], dtype=dtype, device=meta)

@@ -63,7 +63,7 @@ def _step_memory(folder: Path, config: EngineConfig, dtype: torch.dtype, gpu: Gp
     captured = min(step_tokens(config, "cuda"), captured_tokens(whole))
     model = first_layers(whole)
     of_cache = cache_dtype(config, dtype, gpu)
-    pool = KVPool(model.attention_specs, 1, page_size, of_cache, meta)
+    pool = KVPool(model.cached_specs, 1, page_size, of_cache, meta)
     size = StepSize(max_rows, step_tokens(config, "cuda"), length, captured, page_size)
     with _Allocations() as allocations:
         sampler = Sampler(max_rows, spec.vocab_size, device)

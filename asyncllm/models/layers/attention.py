@@ -80,6 +80,7 @@ class Attention(nn.Module):
         has_gate: what each query head attends to is multiplied by the sigmoid of a gate. On disk,
             ``q_proj`` has each head's query, then its gate; here, all gates come first.
         fused_on_disk: queries, keys and values are one matrix in the checkpoint too.
+        input_size: elements of x, if not ``hidden_size``.
         neighbours: leading elements of a head whose pairs are side by side in the checkpoint. They
             are loaded in our order, which is the same to attention: queries and keys agree.
     """
@@ -97,6 +98,7 @@ class Attention(nn.Module):
         head_norm: Callable[[int], RMSNorm] | None = None,
         has_gate: bool = False,
         fused_on_disk: bool = False,
+        input_size: int | None = None,
         neighbours: int = 0,
     ):
         super().__init__()
@@ -117,7 +119,8 @@ class Attention(nn.Module):
             outputs["q_proj"] = queries.times(2)
             query, gate = rows_by_part(spec.num_heads, (spec.head_dim, spec.head_dim))
             orders["q_proj"] = torch.cat((gate, query))
-        self.qkv_proj = FusedLinear(hidden_size, outputs, place, bias=qkv_bias, orders=orders)
+        inputs = input_size or hidden_size
+        self.qkv_proj = FusedLinear(inputs, outputs, place, bias=qkv_bias, orders=orders)
         self.o_proj = RowLinear(queries, hidden_size, place, bias=out_bias)
         self.q_norm: RMSNorm | None = None if head_norm is None else head_norm(spec.head_dim)
         has_keys = spec.shares is None

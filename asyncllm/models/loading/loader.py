@@ -24,7 +24,7 @@ from torch import Tensor
 
 from asyncllm.errors import ModelError
 from asyncllm.kernels.choice import FASTEST, Kernels
-from asyncllm.models.base import CausalLM
+from asyncllm.models.base import CausalLM, Checkpointed
 from asyncllm.models.layers.moe import Experts
 from asyncllm.models.layers.parameter import HasNeutral, Placement
 from asyncllm.models.loading.allocate import (
@@ -119,12 +119,12 @@ def load_model(
     with torch.no_grad():
         if load_format == "dummy":
             model = make(spec, keep=keep)
-            _fill_dummy(model, report)
+            fill_dummy(model, report)
         else:
             checkpoint = _read_checkpoint(Path(folder), spec)
             spec = checkpoint.spec
             model = make(spec, keep=keep, layout_of=partial(_layout, checkpoint.matrices))
-            plans = _match(model, checkpoint.folder, checkpoint.headers, checkpoint.matrices)
+            plans = match(model, checkpoint.folder, checkpoint.headers, checkpoint.matrices)
             with WeightStream(device) if device.type == "cuda" else nullcontext() as stream:
                 copy_files(checkpoint.files, plans, device, stream, report)
     return model
@@ -186,7 +186,7 @@ def _read_checkpoint(folder: Path, spec: ModelSpec) -> _Checkpoint:
     elif quantization is not None:
         known = sketch.checkpoint_tensors()
         matrices = find_matrices(quantization, headers, known, read_tensor)
-    _match(sketch, folder, headers, matrices)
+    match(sketch, folder, headers, matrices)
     return _Checkpoint(folder, spec, files, headers, matrices)
 
 
@@ -212,8 +212,8 @@ def _wanted(model: CausalLM, headers: list[tuple[str, Header]]) -> dict[str, Hea
     return wanted
 
 
-def _match(
-    model: CausalLM, folder: Path, headers: dict[str, Header], matrices: dict[str, StoredMatrix]
+def match(
+    model: Checkpointed, folder: Path, headers: dict[str, Header], matrices: dict[str, StoredMatrix]
 ) -> dict[Path, list[Source]]:
     """The place of every tensor, by the file that holds it or the largest part of it."""
     all_stored: dict[str, Header | StoredMatrix] = {**headers, **matrices}
@@ -242,7 +242,7 @@ def _match(
 
 
 def _experts_as_stored(
-    model: CausalLM, stored: Mapping[str, Header | StoredMatrix]
+    model: Checkpointed, stored: Mapping[str, Header | StoredMatrix]
 ) -> dict[str, Place]:
     """``checkpoint_tensors``, with experts as the checkpoint has them.
 
@@ -290,7 +290,7 @@ def _listed(names: list[str]) -> str:
     )
 
 
-def _fill_dummy(model: CausalLM, report: Progress) -> None:
+def fill_dummy(model: Checkpointed, report: Progress) -> None:
     parameters = list(model.parameters())
     total = sum(parameter.nbytes for parameter in parameters)
     done = 0
