@@ -7,7 +7,7 @@ layers, and reads and writes the paged KV cache. Nothing else knows the layout o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -76,12 +76,14 @@ class GraphRows(NamedTuple):
         decode_lengths: int32 [rows]; the sequence length of decode rows, their own token included.
             Decode rows have one token and come first. 0 for all other rows, and for padding.
         prefill: the rows that are not decode rows; None if the step has decode rows only.
+        apart: each token is a decode row of its own, also if it follows another one of its slot.
     """
 
     num_tokens: int
     slots: Tensor
     decode_lengths: Tensor
     prefill: PrefillRows | None
+    apart: bool = False
 
 
 @runtime_checkable
@@ -167,6 +169,8 @@ class ForwardBatch:
             others are needed.
         states: of recurrent layers; None in models without them.
         hidden: hidden states of all tokens that are wanted; None: none are.
+        replays: takes what recurrent layers did, to do it again for some of the tokens; None: that
+            is not wanted.
         logit_rows_only: no later layer writes K and V. This one writes those of all tokens, but
             computes everything after that only for tokens that yield logits.
     """
@@ -180,6 +184,7 @@ class ForwardBatch:
     logit_rows: LogitRows | None = None
     states: StepStates | None = None
     hidden: HiddenStates | None = None
+    replays: list[Replay] | None = None
     logit_rows_only: bool = False
 
     def for_last_layer(self) -> Self:
@@ -215,10 +220,16 @@ class ForwardBatch:
             return backend.forward_logit_rows(qkv, spec, encoding, self)
         return self.needed(backend.forward(qkv, spec, encoding, self))
 
-    def recurrent(self, layer: int) -> tuple[LayerState, StateRows]:
-        """The states of a recurrent layer, and which of them the step's rows have."""
+    def recur(self, layer: int, mix: Mix, *inputs: Tensor) -> Tensor:
+        """Run a recurrent layer over the step's rows, from their states on.
+
+        Args:
+            inputs: [tokens, ...] each; ``mix`` does not change them.
+        """
         assert self.states is not None
-        return self.states.store.layer(layer), self.states.rows
+        if self.replays is not None:
+            self.replays.append(Replay(layer, mix, inputs))
+        return mix(inputs, self.states.store.layer(layer), self.states.rows)
 
     def needed(self, x: Tensor) -> Tensor:
         """The rows of x, [tokens, size], that are needed after this layer's attention."""
@@ -227,6 +238,18 @@ class ForwardBatch:
     def sampling(self, x: Tensor) -> Tensor:
         """The rows of x, [tokens, size], that yield logits."""
         return x if self.sample_rows is None else x.index_select(0, self.sample_rows)
+
+
+#: Of a recurrent layer: from inputs, the layer's states and the rows that have them to a result.
+Mix = Callable[[tuple[Tensor, ...], LayerState, StateRows], Tensor]
+
+
+class Replay(NamedTuple):
+    """What a recurrent layer did in a step; see ``ForwardBatch.recur``."""
+
+    layer: int
+    mix: Mix
+    inputs: tuple[Tensor, ...]
 
 
 class StateStore(Protocol):

@@ -46,11 +46,12 @@ class Decodes:
 
 @dataclass(frozen=True, slots=True)
 class PagedPlan:
-    """A step's rows by kernel."""
+    """A step's rows by kernel. ``apart``: see ``GraphRows``."""
 
     block_table: Tensor
     decodes: Decodes | None
     extends: PrefillRows | None
+    apart: bool = False
 
 
 class PagedBackend:
@@ -87,7 +88,8 @@ class PagedBackend:
         Which rows are decode rows differs from replay to replay, so each kernel gets all rows, with
         the other kernel's rows as padding.
         """
-        return PagedPlan(block_table, Decodes(rows.slots, rows.decode_lengths), rows.prefill)
+        decodes = Decodes(rows.slots, rows.decode_lengths)
+        return PagedPlan(block_table, decodes, rows.prefill, rows.apart)
 
     def before_replay(self, plan: PagedPlan, rows: np.ndarray) -> None:
         """See ``GraphBackend.before_replay``: the kernels read all they need on the device."""
@@ -103,7 +105,12 @@ class PagedBackend:
         if extends is None:
             assert decodes is not None
             rows = DecodeRows(keys, values, table, decodes.slots, decodes.lengths, scales)
-            return decode_heads(qkv, encoding, batch.positions, batch.slot_mapping, rows, spec)
+            where = batch.positions, batch.slot_mapping
+            if not plan.apart:
+                return decode_heads(qkv, encoding, *where, rows, spec)
+            q = encode_heads(qkv, spec, encoding, batch.positions, keys, values, where[1], scales)
+            # The result is made by a kernel that waits until all K and V are written.
+            return decode_attention(q, rows, spec, sinks=encoding.sinks).flatten(1)
         pages = keys, values, batch.slot_mapping, scales
         q = encode_heads(qkv, spec, encoding, batch.positions, *pages)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

@@ -12,7 +12,7 @@ import msgspec
 
 from asyncllm.config import option_fields
 from asyncllm.config.option_fields import MANY, Count, Gpus, Share, Threads, doc
-from asyncllm.config.speculative_config import check_speculative, draft_rules, most_drafted
+from asyncllm.config.speculative_config import check_speculative, draft_rules, with_draft
 from asyncllm.errors import BadRequest
 from asyncllm.types import MAX_CACHE_TTL
 from asyncllm.types.sampling_defaults import check_overrides
@@ -267,9 +267,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         check_speculative,
         doc(
             "guess tokens of every request and verify several in one step, where that is faster: "
-            '\'{"method": "ngram"}\' guesses what followed the same tokens before',
+            '\'{"method": "ngram"}\' guesses what followed the same tokens before, mtp takes the '
+            "model's layer for further tokens, eagle3 the head in model",
             "device",
         ),
+    ] = None
+    draft: Annotated[
+        str | None,
+        doc("EAGLE-3 head, a folder or hub id, that drafts for every request", "device", "FOLDER"),
     ] = None
     steps_in_flight: Annotated[
         int,
@@ -301,6 +306,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_fields(self)
+        drafts = with_draft(self.draft, self.speculative_config)
+        msgspec.structs.force_setattr(self, "speculative_config", drafts)
 
         def need(fine: bool, param: str, message: str) -> None:
             if not fine:
@@ -319,11 +326,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         few = f"must leave every one of max_num_seqs ({rows}) its decode token"
         param = "max_num_batched_tokens"
         need(budget is None or budget >= rows, param, f"{param} ({budget}) {few}")
-
-    @property
-    def draft_tokens(self) -> int:
-        """The most tokens of a draft."""
-        return most_drafted(self.speculative_config, self.max_num_seqs)
 
     @property
     def model_overrides(self) -> dict[str, Any]:

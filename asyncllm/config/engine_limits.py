@@ -28,6 +28,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
         state_bytes: of one such slot, on one rank.
         state_pages: as many pages take as much memory as one such slot.
         max_draft_tokens: the most tokens that a row may verify beyond its own; 0: none is drafted.
+        max_draft_rows: how many rows of a step may verify drafts; 0: any number.
     """
 
     device: str
@@ -57,3 +58,4 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     state_bytes: int = 0
     state_pages: int = 0
     max_draft_tokens: int = 0
+    max_draft_rows: int = 0

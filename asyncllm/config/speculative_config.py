@@ -11,12 +11,18 @@ from asyncllm.errors import BadRequest
 
 #: The most tokens of a draft that ``num_speculative_tokens`` may ask for.
 MOST_DRAFT_TOKENS: Final = 64
-#: Of a draft, where nothing else is said. The time of steps decides how many of them are used.
+#: Of a draft, where nothing else is said, and of one that a head makes, which takes time for each.
+#: The time of steps decides how many of them are used.
 DRAFT_TOKENS: Final = 8
+HEAD_DRAFT_TOKENS: Final = 3
 #: The most of the last tokens that are looked for: looking takes longer with each.
 MOST_LOOKED_UP: Final = 64
-#: Other names of vLLM's methods, which need a model that drafts.
-_MISSING: Final = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "suffix")
+#: Methods in which a layer drafts that reads hidden states of the model.
+HEADS: Final = ("eagle3", "mtp")
+#: Names of vLLM's that mean the same as "mtp".
+_MTP_NAMES: Final = ("glm4_moe_mtp", "qwen3_next_mtp", "qwen3_5_mtp")
+#: Others of vLLM's methods.
+_MISSING: Final = ("draft_model", "eagle", "medusa", "mlp_speculator", "suffix")
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,7 +30,9 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     Attributes:
         method: "ngram": what followed the last tokens where they were before, and what a grammar
-            leaves no choice about.
+            leaves no choice about. "mtp": what the model's own layer for further tokens predicts.
+            "eagle3": what an EAGLE-3 head predicts.
+        model: folder or hub id of the EAGLE-3 head.
         num_speculative_tokens: the most tokens of a draft.
         prompt_lookup_min, prompt_lookup_max: how many of the last tokens must be found, and how
             many are looked for.
@@ -36,6 +44,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """
 
     method: str = "ngram"
+    model: str | None = None
     num_speculative_tokens: int = DRAFT_TOKENS
     prompt_lookup_min: int = 3
     prompt_lookup_max: int = 8
@@ -43,6 +52,10 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     def __post_init__(self) -> None:
         _check_method(self.method)
+        _need(
+            self.model is None or self.method == "eagle3",
+            f"model is for the method eagle3; {self.method} has none",
+        )
         _need(
             1 <= self.num_speculative_tokens <= MOST_DRAFT_TOKENS,
             f"num_speculative_tokens must be from 1 to {MOST_DRAFT_TOKENS}",
@@ -62,6 +75,22 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             f"synthetic_acceptance must be from 1 to num_speculative_tokens + 1 ({most}), not "
             f"{mean}",
         )
+
+    @property
+    def has_head(self) -> bool:
+        """Whether a layer drafts that reads hidden states of the model."""
+        return self.method in HEADS
+
+
+def speculation_of(config: Any) -> SpeculativeConfig | None:
+    """What an engine of these options drafts for every request."""
+    value = config.speculative_config
+    return None if value is None else parse_speculative(value)
+
+
+def with_draft(draft: str | None, value: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The value of ``speculative_config``, with that of the option ``draft`` in it."""
+    return value if draft is None else {"method": "eagle3", "model": draft, **(value or {})}
 
 
 def synthetic_rate(value: dict[str, Any] | None) -> float | None:
@@ -93,6 +122,11 @@ def draft_rules(config: Any) -> Iterator[tuple[bool, str, str]]:
     asked = value.get("num_speculative_tokens", 0)
     small = f"a draft of {asked} tokens needs max_num_seqs of more than {rows}"
     yield asked < rows, name, f"{name}: {small}"
+    speculation = parse_speculative(value)
+    lacks = speculation.method == "eagle3" and speculation.model is None
+    yield not lacks, name, f"{name}: eagle3 needs model, the folder or hub id of the head"
+    flash = speculation.has_head and config.attention == "flashinfer"
+    yield not flash, name, f"{name}: {speculation.method} does not work with attention flashinfer"
     # With real weights, answers would be wrong, and look right.
     no_model = config.load_format == "dummy" or config.device == "sim"
     plain = synthetic_rate(value) is None
@@ -108,6 +142,10 @@ def parse_speculative(value: dict[str, Any]) -> SpeculativeConfig:
     given = dict(value)
     if isinstance(method := given.get("method"), str):
         _check_method(method)  # first: other methods have other fields
+        if method in _MTP_NAMES:
+            given["method"] = method = "mtp"
+        if method in HEADS:
+            given.setdefault("num_speculative_tokens", HEAD_DRAFT_TOKENS)
     if "prompt_lookup_max" in given and "prompt_lookup_min" not in given:
         most = given["prompt_lookup_max"]
         given["prompt_lookup_min"] = min(3, most) if isinstance(most, int) else most
@@ -131,10 +169,10 @@ def check_speculative(name: str, value: dict[str, Any]) -> None:
 
 def _check_method(method: str) -> None:
     _need(
-        method == "ngram",
-        f"the method {method!r} is not served yet; only ngram is"
+        method in ("ngram", *HEADS, *_MTP_NAMES),
+        f"the method {method!r} is not served; ngram, eagle3 and mtp are"
         if method in _MISSING
-        else f"method must be ngram, not {method!r}",
+        else f"method must be ngram, eagle3 or mtp, not {method!r}",
     )
 
 

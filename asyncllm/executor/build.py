@@ -49,11 +49,13 @@ from asyncllm.executor.runner import ModelRunner
 from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.executor.sampling.token_constraint import Grammars
 from asyncllm.executor.startup_bill import StartupBill
+from asyncllm.executor.step.drafter import HeadDrafter
 from asyncllm.executor.step.eager import EagerForward, StepForward
 from asyncllm.executor.step.graphs import GraphedForward
 from asyncllm.executor.step.padded_steps import (
     PaddedSteps,
     captured_tokens,
+    row_buckets,
     step_sizes,
 )
 from asyncllm.executor.step.slots import SlotTable
@@ -63,7 +65,7 @@ from asyncllm.executor.worker import Worker
 from asyncllm.kernels.gpu import gpu_of
 from asyncllm.kernels.support import obstacle, say_what_runs
 from asyncllm.models.base import CausalLM
-from asyncllm.models.loading.loader import load_model
+from asyncllm.models.loading.draft_head import load_with_head
 from asyncllm.models.spec import ModelSpec
 from asyncllm.parallel.ranks import Alone, Ranks, RanksBroken
 
@@ -157,6 +159,11 @@ def _build(
     attention, kernels = chosen_attention(config), chosen_kernels(config)
     if config.deterministic:
         check_deterministic(spec, on_device)
+    if spec.predicts_ahead and on_device.type == "cuda":
+        raise ModelError(
+            "speculative_config: the method mtp has not been run on a GPU; only CPUs serve it",
+            param="speculative_config",
+        )
     free_before = device.free_bytes()
 
     def make_backend(pool: KVPool) -> AttentionBackend:
@@ -167,7 +174,7 @@ def _build(
         with bill.phase("weights", device.free_bytes):
             load_format, length = config.load_format, config.max_model_len
             source = folder, spec, dtype, on_device, load_format, progress
-            model = load_model(*source, max_length=length, ranks=ranks, kernels=kernels)
+            model = load_with_head(*source, max_length=length, ranks=ranks, kernels=kernels)
             device.empty_cache()  # the memory of conversions, for the KV cache
             config = replace(config, host_kv_gib=config.host_kv_gib / ranks.size)
         with bill.phase("kernels"):
@@ -186,7 +193,8 @@ def _build(
                 scales = kv_scales(model, stored, spec.vocab_size, length, dtype, device, ranks)
                 device.empty_cache()
             pool = KVPool(model.cached_specs, *sizes, of_cache, on_device, scales)
-            states = StatePool(model.states, limits.num_states, dtype, on_device)
+            scratch = limits.max_draft_rows
+            states = StatePool(model.states, limits.num_states, dtype, on_device, scratch)
             device.keep_block(step_bytes)
             host = HostPool(pool, limits.host_pages, device)
             copier = PageCopier(pool, host, device, states=states)
@@ -203,15 +211,27 @@ def _build(
                 table.warm_up()
                 states.warm_up(device.upload)
             eager = EagerForward(model, backend, states, sampler, table, limits.page_size, device)
-            graphed = _captured(config, eager, limits, ranks)
+            drafter = _drafter(config, eager, limits)
+            graphed = _captured(config, eager, limits, ranks, drafter)
             forward: StepForward = graphed or eager
             if (rate := synthetic_rate(config.speculative_config)) is not None:
                 log.warning("chance decides what is right of drafts: answers mean nothing")
                 forward = SyntheticAcceptance(forward, rate, sampler, table, device)
-        runner = ModelRunner(forward, sampler, table, copier, states, device)
+        runner = ModelRunner(forward, sampler, table, copier, states, device, drafter)
     watch.start_serving()
     capture_next = graphed.capture_next if graphed else None
     return Worker(runner, limits, device, capture_next, watch, ranks)
+
+
+def _drafter(config: EngineConfig, eager: EagerForward, limits: EngineLimits) -> HeadDrafter | None:
+    """What drafts with the model's head, if it has one."""
+    head, backend = eager.model.head, eager.backend
+    if head is None:
+        return None
+    is_cuda = eager.device.torch_device.type == "cuda"
+    sizes = row_buckets(limits.max_num_seqs) if is_cuda and config.cuda_graphs else []
+    parts = eager.table, limits.page_size, eager.device, limits.max_model_len
+    return HeadDrafter(head, backend, *parts, sizes)
 
 
 def _limits(
@@ -273,7 +293,11 @@ def _limits(
 
 
 def _captured(
-    config: EngineConfig, eager: EagerForward, limits: EngineLimits, ranks: Ranks
+    config: EngineConfig,
+    eager: EagerForward,
+    limits: EngineLimits,
+    ranks: Ranks,
+    drafter: HeadDrafter | None,
 ) -> GraphedForward | None:
     """CUDA graphs of the steps that serving starts with; None where there are none."""
     model, backend = eager.model, eager.backend
@@ -283,8 +307,9 @@ def _captured(
         return None
     largest = _captured_tokens(config, model)
     sizes = limits.page_size, limits.max_num_seqs, largest
+    drafts = config.speculative_config is not None
     padded = PaddedSteps(model, backend, eager.states, eager.table, *sizes)
-    graphed = GraphedForward(padded, eager, limits, ranks)
+    graphed = GraphedForward(padded, eager, limits, ranks, drafter, drafts=drafts)
     try:
         graphed.capture_first()
     except RanksBroken:

@@ -14,10 +14,12 @@ from torch import Tensor
 from asyncllm.executor.device import Device, Event, Span
 from asyncllm.executor.memory.copies import PageCopier
 from asyncllm.executor.sampling.sampler import Sampler
+from asyncllm.executor.step.drafter import HeadDrafter
 from asyncllm.executor.step.eager import Samples, StepForward
 from asyncllm.executor.step.inputs import StepRows
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.executor.step.state_pool import StatePool
+from asyncllm.executor.step.state_replay import StateReplay
 from asyncllm.executor.step.verification import Verification
 from asyncllm.wire.messages import (
     NO_TOKEN,
@@ -183,8 +185,11 @@ class ModelRunner:
         copier: PageCopier,
         states: StatePool,
         device: Device,
+        drafter: HeadDrafter | None = None,
     ):
         self._forward = forward
+        self._drafter = drafter
+        self._replay = StateReplay(states, table, device)
         self._states = states
         self._sampler = sampler
         self._table = table
@@ -220,10 +225,18 @@ class ModelRunner:
         with self._device.exclusive():
             # Only now: waiting for another engine is no time of this step.
             begin = self._device.event()
-            samples, right = self._forward(step, plan.decode_steps), None
+            samples, right = self._forward(self._replay.set_apart(step), plan.decode_steps), None
             if verification is not None and samples is not None:
                 sampled = samples.tokens[0], samples.columns
                 right = verification.check(*sampled, self._table, self._device)
+            if samples is not None and samples.taken is not None:
+                checked = None
+                if verification is not None and right is not None:
+                    checked = verification.rows, right
+                    self._replay.replay(step, samples.taken, *checked)
+                if self._drafter is not None:
+                    sampled = samples.tokens[0], samples.columns
+                    self._drafter.draft(step, *sampled, samples.taken, checked, plan.ahead)
         readback = None
         if samples is not None:
             download = self._device.download

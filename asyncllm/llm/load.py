@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from asyncllm import demo
-from asyncllm.config import EngineConfig, parse_speculative
+from asyncllm.config import EngineConfig, speculation_of
 from asyncllm.engine.cache.changes import CacheChanges, StateChanges
 from asyncllm.engine.cache.manager import KVCacheManager
 from asyncllm.engine.policy import Policy
@@ -32,7 +32,8 @@ from asyncllm.models.loading.hub import resolve_folder
 from asyncllm.models.loading.weight_files import check_weights
 from asyncllm.models.registry import is_multimodal
 from asyncllm.models.sentence_transformers import read_embedding_params
-from asyncllm.models.spec import ModelSpec, read_sampling_defaults, read_spec
+from asyncllm.models.served_spec import served_spec
+from asyncllm.models.spec import ModelSpec, read_sampling_defaults
 from asyncllm.system.daemon_thread import run_in_daemon
 from asyncllm.system.suggest import did_you_mean
 from asyncllm.text.chat_reader import ChatReader
@@ -79,7 +80,7 @@ async def load(
         ModelError: the model cannot be found or served; the message says why.
     """
     template_source, folder, text_folder = await _find_files(config)
-    spec = read_spec(folder, config.model_overrides, config.quantization)
+    spec = served_spec(folder, config)
     num_machines = 1 if machines is None else machines.count
     await run_in_daemon(check_early, config, folder, text_folder, spec, num_machines)
     defaults = _default_params(spec, config)
@@ -146,11 +147,9 @@ async def load(
     scheduler = recorded or Scheduler.create(limits, policy)
     if kv_events is not None:
         _publish(scheduler.cache, kv_events)
-    lookup = None
-    if config.speculative_config is not None:
-        lookup = parse_speculative(config.speculative_config)
-        if not limits.max_draft_tokens:
-            log.warning("the model has recurrent layers: nothing is drafted for its requests")
+    lookup = speculation_of(config)
+    if lookup is not None and not limits.max_draft_tokens:
+        log.warning("on a GPU, nothing is drafted for models with recurrent layers yet")
     engine = OwnEngine(limits, executor, scheduler, tokenizer, structured, lookup, clock)
     engine.start()
     executor.on_death(engine.give_up)
@@ -190,7 +189,7 @@ def _publish(cache: KVCacheManager, kv_events: KVEventPublisher) -> None:
 async def load_replicas(config: EngineConfig) -> Loaded:
     """Replicas in processes of their own; texts become tokens here. Raises like ``load``."""
     template_source, folder, text_folder = await _find_files(config)
-    spec = read_spec(folder, config.model_overrides, config.quantization)
+    spec = served_spec(folder, config)
     await run_in_daemon(check_early, config, folder, text_folder, spec)
     parts = _default_params(spec, config), read_embedding_params(folder)
     text = await run_in_daemon(_load_text, text_folder, config, template_source)
@@ -284,6 +283,8 @@ def check_early(
         wanted_length(config, spec)
         if config.load_format == "auto":
             check_weights(folder)
+            if spec.eagle3 is not None:
+                check_weights(spec.eagle3.folder)
     if config.trace is not None:
         trace = Path(config.trace)
         if trace.is_dir() or not os.access(trace.absolute().parent, os.W_OK):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -26,10 +26,15 @@ class DraftHead(Protocol):
     Attributes:
         spec: this rank's attention of the layer, whose number comes after those of the model.
         reads: the hidden states that it reads: those after so many layers of the model, rising.
+        size: elements of one of its own states.
     """
 
-    spec: AttentionSpec
-    reads: tuple[int, ...]
+    @property
+    def spec(self) -> AttentionSpec: ...
+    @property
+    def reads(self) -> tuple[int, ...]: ...
+    @property
+    def size(self) -> int: ...
 
     def features(self, read: list[Tensor]) -> Tensor:
         """One state of each token, [tokens, hidden], from those that it reads."""
@@ -90,7 +95,7 @@ class CausalLM(Checkpointed, ABC):
     states: Mapping[int, StateShape] = MappingProxyType({})
     lm_head: OutputProjection | None
 
-    def __init__(self) -> None:
+    def __init__(self, *_: Any) -> None:
         super().__init__()
         self.head: DraftHead | None = None
 

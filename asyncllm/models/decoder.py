@@ -203,7 +203,9 @@ class _Stack(nn.Module):
         for number, layer in enumerate(self.layers):
             if hidden is not None:
                 hidden.see(number, x)
-            if number == last and (hidden is None or not hidden.from_layer(number)):
+            if hidden is not None and hidden.from_layer(number):
+                pass  # those of all tokens are wanted
+            elif number == last:
                 batch = batch.for_last_layer()
             elif number == self.last_with_keys:
                 batch = batch.before_sharing_layers()

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from asyncllm.attention.base import ForwardBatch
 from asyncllm.models.base import Checkpointed
-from asyncllm.models.config.eagle3 import Eagle3Config
 from asyncllm.models.decoder import attention_spec
+from asyncllm.models.eagle3_config import Eagle3Config
 from asyncllm.models.layers.attention import Attention
 from asyncllm.models.layers.embedding import OutputProjection, TokenEmbedding
 from asyncllm.models.layers.linear import Linear
@@ -44,7 +44,7 @@ class Eagle3Head(Checkpointed):
     ):
         super().__init__()
         own = config.layer
-        size = own.hidden_size
+        self.size = size = own.hidden_size
         make_norm = partial(RMSNorm, size, own.rms_norm_eps, place)
         attention = Attention(
             attention_spec(own, 0),

@@ -59,6 +59,7 @@ class _PredictorHead:
         self._model = model
         self.spec = spec
         self.reads = (model.config.num_hidden_layers,)
+        self.size = model.config.hidden_size
 
     def features(self, read: list[Tensor]) -> Tensor:
         return self._model.final(*read)

@@ -11,6 +11,7 @@ import msgspec
 from asyncllm.errors import ModelError
 from asyncllm.models import registry
 from asyncllm.models.config.base import Config
+from asyncllm.models.eagle3_config import Eagle3Config
 from asyncllm.models.quant.config import (
     Quantization,
     parse_quantization,
@@ -40,6 +41,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         sampling: defaults for values that requests leave unset.
         quantization: of the weights on disk, or what is made of them; None: they are not quantised.
         predicts_ahead: the layer that predicts one more token (MTP) is loaded, too.
+        eagle3: an EAGLE-3 head that is loaded, too.
     """
 
     architecture: str
@@ -54,6 +56,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingDefaults
     quantization: Quantization | None = None
     predicts_ahead: bool = False
+    eagle3: Eagle3Config | None = None
 
     @property
     def weight_format(self) -> str | None:

@@ -143,7 +143,7 @@ _NOT_NEEDED: Final = {
 
 #: What is missing.
 _MISSING: Final = {
-    "--speculative-config has the method and its numbers; models that draft are not served yet": (
+    "--speculative-config has the method, its model and its numbers": (
         "spec-method spec-model spec-tokens speculative-model num-speculative-tokens "
         "speculative-draft-tensor-parallel-size ngram-prompt-lookup-max ngram-prompt-lookup-min"
     ),

@@ -111,6 +111,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
             known when this was planned. Such a row starts where the last row of its slot got to,
             which is up to ``most`` positions before the start that is promised here. What the host
             drafted for it is meant for a start ``meant`` positions before.
+        ahead: how many tokens the model's head drafts after this step, for each row that samples.
+            0: none; but in steps with prompts it goes over all tokens, for those to come.
     """
 
     step: int
@@ -123,6 +125,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     state_slots: bytes = b""
     drafts: bytes = b""
     doubts: bytes = b""
+    ahead: int = 0
 
 
 class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):

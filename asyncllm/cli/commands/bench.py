@@ -274,7 +274,7 @@ def _warn(row: OnlineRow) -> None:
 def _config(args: argparse.Namespace) -> EngineConfig:
     """The engine's options, those of ``--synthetic-acceptance`` included."""
     if args.synthetic_acceptance is not None:
-        given = vars(args).get("speculative_config") or {"method": "ngram"}
+        given = vars(args).get("speculative_config") or {}
         args.speculative_config = {**given, "synthetic_acceptance": args.synthetic_acceptance}
     return options.config_from_args(args, EngineConfig)
 

@@ -210,11 +210,11 @@ def _report_cpu(args: argparse.Namespace, config: EngineConfig, model: str, spec
 def _model(config: EngineConfig) -> tuple[Path, ModelSpec]:
     """The folder of the model and its spec; its weights are not downloaded."""
     from asyncllm.models.loading.hub import resolve_folder
-    from asyncllm.models.spec import read_spec
+    from asyncllm.models.served_spec import served_spec
 
     where = config.download_dir
     folder = resolve_folder(config.model, config.revision, where, weights=False)
-    return folder, read_spec(folder, config.model_overrides, config.quantization)
+    return folder, served_spec(folder, config)
 
 
 # -- the table -------------------------------------------------------------------------------------

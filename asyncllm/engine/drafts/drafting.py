@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from asyncllm.config import SpeculativeConfig
+from asyncllm.config import HEADS, SpeculativeConfig
 from asyncllm.engine.drafts.sources import Draft, make_drafts
 from asyncllm.types import SamplingParams
 from asyncllm.wire.messages import UNKNOWN_DRAFT
@@ -87,10 +87,15 @@ class Tally:
 
 
 class _Record:
-    """How good one kind of draft is for one sequence."""
+    """How good one kind of draft is for one sequence.
 
-    def __init__(self) -> None:
+    Args:
+        rests: after drafts that were wrong it is not asked for some time.
+    """
+
+    def __init__(self, *, rests: bool) -> None:
         self.evidence = Evidence(MEMORY)
+        self._rests = rests
         self._pause = FIRST_PAUSE
         self._num_wrong = 0
         self.quiet_until = 0
@@ -102,7 +107,8 @@ class _Record:
             self._pause, self._num_wrong = FIRST_PAUSE, 0
             return
         self._num_wrong += 1
-        if self._num_wrong >= MOST_WRONG and self.evidence.rate(0.0, 0.0) < LEAST_RATE:
+        is_bad = self.evidence.rate(0.0, 0.0) < LEAST_RATE
+        if self._rests and is_bad and self._num_wrong >= MOST_WRONG:
             self.failed(length)
 
     def failed(self, length: int) -> None:
@@ -125,7 +131,8 @@ class Drafting:
     def __init__(self, drafts: Seq[Draft], *, by_chance: bool = False):
         self._by_chance = by_chance
         self._drafts = tuple(drafts)
-        self._records = {draft.kind: _Record() for draft in drafts}
+        # Those of a head are always there; how good they are decides alone.
+        self._records = {draft.kind: _Record(rests=draft.kind not in HEADS) for draft in drafts}
         self._held: str | None = None
         self._length = 0
         #: The kind of the draft verified last, and where the output is after its right tokens.

@@ -10,10 +10,11 @@ from typing import Final, Protocol
 import msgspec
 import numpy as np
 
-from asyncllm.config import SpeculativeConfig
+from asyncllm.config import HEADS, SpeculativeConfig
 from asyncllm.engine.token_constraints import PreparedParams
 from asyncllm.text.reasoning import ReasoningSpan
 from asyncllm.types import SamplingParams
+from asyncllm.wire.messages import UNKNOWN_DRAFT
 
 #: The most tokens behind a sequence's end in which a draft looks for its last tokens. Looking
 #: through them takes 30 us.
@@ -23,7 +24,7 @@ LOOKED_AT: Final = 1 << 15
 COMPARED: Final = 1 << 12
 #: The kinds of drafts.
 PREDICTION: Final = "prediction"
-KINDS: Final = ("grammar", PREDICTION, "lookup")
+KINDS: Final = ("grammar", PREDICTION, "lookup", *HEADS)
 
 
 class Draft(Protocol):
@@ -129,6 +130,22 @@ class Prediction:
         self._place = self._place if after is None else after
 
 
+class OfHead:
+    """What a head drafts on the device, which only the device knows.
+
+    Args:
+        kind: the method.
+    """
+
+    prior = 0.7
+
+    def __init__(self, kind: str):
+        self.kind = kind
+
+    def propose(self, tokens: array[int], most: int) -> Seq[int]:
+        return [UNKNOWN_DRAFT] * most
+
+
 class Forced:
     """What a grammar leaves no choice about.
 
@@ -208,7 +225,9 @@ def make_drafts(
             drafts.append(Forced(params.compiled.matcher(), num_prompt, span, token_bytes))
         if params.predicted_ids:
             drafts.append(Prediction(params.predicted_ids, num_prompt))
-    if lookup is not None:
+    if lookup is not None and lookup.has_head:
+        drafts.append(OfHead(lookup.method))
+    elif lookup is not None:
         always = lookup.synthetic_acceptance is not None
         sizes = lookup.prompt_lookup_min, lookup.prompt_lookup_max
         drafts.append(PromptLookup(*sizes, always=always))

@@ -181,7 +181,7 @@ class Recorder:
         digest = None if planned is None else digest_of(planned.message)
         held = tuple(seq.id for seq in choice.held)
         drafts = tuple((draft.seq.id, len(draft.tokens)) for draft in choice.drafts)
-        self.writer.write(Plan(number, now, digest, held, drafts), now)
+        self.writer.write(Plan(number, now, digest, held, drafts, choice.ahead), now)
 
     def applied(
         self,

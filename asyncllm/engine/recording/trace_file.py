@@ -114,6 +114,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
     Attributes:
         held: the requests that skip the step, so that a draft can follow.
         drafts: id and number of drafted tokens, of each request for which some were chosen.
+        ahead: how many tokens a head drafts after the step.
     """
 
     number: int
@@ -121,6 +122,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
     digest: PlanDigest | None
     held: tuple[int, ...] = ()
     drafts: tuple[tuple[int, int], ...] = ()
+    ahead: int = 0
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=4):

@@ -6,7 +6,7 @@ make the decode rows of a step, however many there are.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,10 @@ from asyncllm.engine.cache.manager import KVCacheManager
 from asyncllm.engine.scheduling.sequence import Sequence
 
 Ints = npt.NDArray[np.int32]
+
+
+#: A running sequence had its last row that many steps ago, or nothing is known of it any more.
+AHEAD_STEPS: Final = 8
 
 
 class Progress(NamedTuple):
@@ -52,6 +56,8 @@ class RunningBatch:
         prefilling: sequences with prompt chunks still to be planned, in order of admission.
         paused: sequences that get no row before their rows in flight are done: those that a draft
             in flight may bring to their end, and those that wait for a draft.
+        keep_at: int32 [slots]; see ``States.positions``; None without.
+        ahead: how many tokens a head drafts after each of the latest steps; 0 if not named.
     """
 
     def __init__(self, num_slots: int, page_size: int):
@@ -67,6 +73,8 @@ class RunningBatch:
         self.running: dict[int, Sequence] = {}
         self.prefilling: dict[int, Sequence] = {}
         self.paused: dict[int, Sequence] = {}
+        self.keep_at: Ints | None = None
+        self.ahead: dict[int, int] = {}
         self._decoding: dict[int, Sequence] = {}
         self._free: list[int] = []
         self.reset()
@@ -143,6 +151,24 @@ class RunningBatch:
     def grown(self, seq: Sequence) -> None:
         """``seq`` has more pages."""
         self.capacity[seq.slot] = len(seq.kv.pages) * self.page_size
+
+    def drafts_ahead(self, step: int, count: int) -> None:
+        """After this step, a head drafts so many tokens of each sequence that has a row in it."""
+        if count or self.ahead:
+            self.ahead = {old: n for old, n in self.ahead.items() if old > step - AHEAD_STEPS}
+            self.ahead[step] = count
+
+    def num_drafted(self, seq: Sequence) -> int:
+        """How many tokens a head has drafted, or will have, to follow the last row of ``seq``."""
+        return self.ahead.get(int(self.last_step[seq.slot]), 0)
+
+    def most_drafts(self, seq: Sequence) -> int:
+        """The most tokens of a draft: up to its end, and to where its state is kept."""
+        slot = seq.slot
+        start, end = int(self.computed[slot]), int(self.stop_at[slot])
+        if self.keep_at is not None:
+            end = min(end, int(self.keep_at[slot]))
+        return end - start - 1
 
     def remaining(self, seq: Sequence) -> tuple[int, int]:
         """The first prompt position still to be computed, and how many there are."""

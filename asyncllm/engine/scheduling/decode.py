@@ -52,6 +52,8 @@ class DecodePlanner:
         self._plan_decodes(step, drafts, now, num_waiting)
         if drafts:
             self._plan_drafts(step, drafts)
+        step.ahead = self.choice.ahead
+        self.batch.drafts_ahead(step.number, step.ahead)
 
     def _choose_drafts(self, step: Step, num_waiting: int) -> list[Drafted]:
         """Pause the sequences that skip this step; returns the drafts that there are pages for."""
@@ -62,8 +64,12 @@ class DecodePlanner:
         return [draft for draft in choice.drafts if self._has_pages(draft, step)]
 
     def _has_pages(self, draft: Drafted, step: Step) -> bool:
-        """Grow the sequence for its draft, if there are free pages."""
-        seq, needed = draft.seq, draft.start + 1 + len(draft.tokens)
+        """Grow the sequence for its draft, if there are free pages.
+
+        Also for the tokens that a head drafts then: it has their K and V before the next plan.
+        """
+        seq, needed = draft.seq, draft.start + 1 + len(draft.tokens) + self.choice.ahead
+        needed = min(needed, int(self.batch.stop_at[seq.slot]) + 1)
         while self.batch.capacity[seq.slot] < needed:
             page = self.cache.grow(seq.kv)
             if page is None:
@@ -105,9 +111,11 @@ class DecodePlanner:
             self._grow(full, step, now)
             slots = self._slots_without(drafts)  # some may have been preempted
             starts = batch.computed[slots]
-        growable = starts + decode_steps <= batch.capacity[slots]
-        if not growable.all():
-            slots, starts = slots[growable], starts[growable]
+        ready = starts + decode_steps <= batch.capacity[slots]
+        if batch.keep_at is not None:  # before the state is kept, it must be known where it is
+            ready &= (batch.doubt[slots] == 0) | (starts < batch.keep_at[slots])
+        if not ready.all():
+            slots, starts = slots[ready], starts[ready]
         step.decodes = batch.decoding
         if len(slots) < len(step.decodes):
             step.decodes = [seq for slot in slots.tolist() if (seq := batch.sequences[slot])]

@@ -167,6 +167,9 @@ class RecurrentStates:
                 self._follow(self._kept[slot], slot, start)
                 self._next[slot] = start + self._spacing
 
+    def positions(self) -> Ints:
+        return self._next
+
     def plan(self, step: int, rows: bytes) -> StatePlan:
         copies, self._copies = self._copies, []
         if self._copied:

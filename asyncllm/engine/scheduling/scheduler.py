@@ -71,6 +71,7 @@ class Scheduler:
         self._states = states
         self.in_flight: deque[Step] = deque()
         self.batch = batch = RunningBatch(limits.max_num_seqs, limits.page_size)
+        batch.keep_at = states.positions()
         self.leak_check = LeakCheck(cache, batch)
         self._guard = guard = PolicyGuard(policy)
         self._forecast = forecast = Forecast(times)
@@ -234,10 +235,11 @@ class Scheduler:
             unmet = {row for row, _ in result.failures}
             emitted = self._results.take(step, unpack(result.tokens).tolist(), unmet, now)
             seconds = result.seconds / step.decode_steps
-            decodes_only = not step.chunks and step.decode_steps == 1
+            heads = step.ahead and not step.drafts
+            decodes_only = not step.chunks and step.decode_steps == 1 and not heads
             shape = step.shape if decodes_only else None
             self._speculation.step_done(step.number, shape, seconds, now)
-            if not step.drafts:
+            if not step.drafts and not step.ahead:
                 if not step.reads:
                     self.times.observe(step.shape, seconds)
                 num_rows = len(step.decodes)

@@ -39,6 +39,10 @@ class States(Protocol):
     def decodes_planned(self, slots: Ints, starts: Ints) -> None:
         """Decode rows are planned."""
 
+    def positions(self) -> Ints | None:
+        """By slot, the next position at which the state is kept: a row ends or starts there. None:
+        there is none."""
+
     def plan(self, step: int, rows: bytes) -> StatePlan:
         """For the plan of a step with these rows (``StepPlan.rows``)."""
 
@@ -76,6 +80,9 @@ class NoStates:
         return True
 
     def decodes_planned(self, slots: Ints, starts: Ints) -> None:
+        pass
+
+    def positions(self) -> None:
         pass
 
     def plan(self, step: int, rows: bytes) -> StatePlan:

@@ -53,6 +53,7 @@ class Step:
     decode_rows: bytes = b""
     drafts: tuple[Drafted, ...] = ()
     doubts: list[int] = field(default_factory=list)
+    ahead: int = 0
     chunks: list[Chunk] = field(default_factory=list)
     chunk_rows: list[int] = field(default_factory=list)
     new_pages: list[int] = field(default_factory=list)
@@ -150,6 +151,7 @@ class Step:
             state_slots=state_slots,
             drafts=pack(token for each in self.drafts for token in each.tokens),
             doubts=pack(self.doubts),
+            ahead=self.ahead,
         )
 
 

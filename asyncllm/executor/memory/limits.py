@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from asyncllm.config import EngineConfig, EngineLimits
+from asyncllm.config import EngineConfig, EngineLimits, most_drafted, speculation_of
 from asyncllm.errors import ModelError
 from asyncllm.models.spec import ModelSpec
 
@@ -37,6 +37,9 @@ STATES_SHARE = 0.5
 CHECKPOINTS = 4
 #: At least: few sequences at a time may be of many chats.
 LEAST_CHECKPOINTS = 64
+#: The most rows of a step that verify drafts in models with recurrent layers; each has one state
+#: more.
+DRAFT_ROWS = 32
 
 
 class GpuMemory(NamedTuple):
@@ -129,8 +132,10 @@ def resolve_limits(
     """
     wanted_len = wanted_length(config, spec)
     because = f" ({account})" if account else ""
-    num_states = 0
+    num_states = scratch = 0
     if state_bytes:
+        scratch = _scratch_states(config) if device == "cpu" else 0
+        cache_bytes -= scratch * state_bytes
         config, num_states = _with_states(config, cache_bytes, state_bytes, because)
         cache_bytes -= (num_states + 1) * state_bytes
     num_pages = _num_pages(config, wanted_len, device, cache_bytes, bytes_per_token, because)
@@ -149,6 +154,9 @@ def resolve_limits(
             param="kv_cache_tokens" if device == "cpu" else "gpu_memory_utilization",
         )
     on_cpu = device == "cpu"
+    speculation = speculation_of(config)
+    # A head follows each token.
+    has_head = speculation is not None and speculation.has_head
     budget = step_tokens(config, device)
     page_bytes = bytes_per_token * config.page_size
     host_bytes -= num_pages * page_bytes if on_cpu else 0
@@ -180,7 +188,9 @@ def resolve_limits(
         steps_in_flight=config.steps_in_flight,
         vocab_size=spec.vocab_size,
         eos_token_ids=spec.eos_token_ids,
-        max_decode_steps=config.max_decode_steps
+        max_decode_steps=1
+        if has_head or scratch
+        else config.max_decode_steps
         or (GRAPH_DECODE_STEPS if device == "cuda" and config.cuda_graphs else 1),
         step_sizes=step_sizes,
         embedding_size=spec.config.output_size,
@@ -189,8 +199,10 @@ def resolve_limits(
         num_states=num_states,
         state_bytes=state_bytes,
         state_pages=state_pages,
-        # Of a draft that is partly wrong, the state after the right part is not kept.
-        max_draft_tokens=0 if state_bytes else config.draft_tokens,
+        max_draft_tokens=0
+        if state_bytes and not scratch
+        else most_drafted(config.speculative_config, config.max_num_seqs),
+        max_draft_rows=scratch,
     )
 
 
@@ -219,6 +231,15 @@ def _with_states(
         )
     num_states = min(room, wanted_states(num_seqs, kept))
     return msgspec.structs.replace(config, max_num_seqs=num_seqs), num_states
+
+
+def _scratch_states(config: EngineConfig) -> int:
+    """State slots for rows that verify drafts, in models with recurrent layers.
+
+    On CPUs only: on a GPU, such rows have not been run.
+    """
+    drafts = config.speculative_config is not None
+    return min(DRAFT_ROWS, config.max_num_seqs) if drafts else 0
 
 
 def wanted_states(num_seqs: int, prefix_caching: bool) -> int:

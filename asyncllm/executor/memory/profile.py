@@ -26,6 +26,7 @@ from asyncllm.executor.memory.kv_pool import KVPool
 from asyncllm.executor.memory.limits import gib
 from asyncllm.executor.sampling.needs import costly_params
 from asyncllm.executor.sampling.sampler import Sampler
+from asyncllm.executor.step.drafter import HeadDrafter
 from asyncllm.executor.step.eager import EagerForward
 from asyncllm.executor.step.inputs import StepRows
 from asyncllm.executor.step.slots import SlotTable
@@ -118,9 +119,16 @@ def _peaks(
     states = StatePool(model.states, 1, dtype, cuda)
     parts = first_layers(model), make_backend(pool), states, sampler, table, size.page_size, device
     forward = EagerForward(*parts)
+    drafter = None
+    if forward.model.head is not None:
+        parts_of_head = forward.backend, table, size.page_size, device, size.row_tokens
+        drafter = HeadDrafter(forward.model.head, *parts_of_head)
     for step in largest_steps(size, spec.vocab_size, table, sampler):
         with device.exclusive():
-            forward(step)
+            samples = forward(step)
+            if drafter is not None and samples is not None and samples.taken is not None:
+                sampled = samples.tokens[0], samples.columns
+                drafter.draft(step, *sampled, samples.taken, None, 1)
     peak = torch.cuda.max_memory_reserved(cuda)
     torch.cuda.reset_peak_memory_stats(cuda)
     allocated = torch.cuda.memory_allocated(cuda)

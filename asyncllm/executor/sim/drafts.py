@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 import numpy as np
 
 from asyncllm.executor.sim.pages import BrokenPlan
 from asyncllm.executor.sim.sampler import SimSampler
-from asyncllm.wire.messages import NO_TOKEN, RowLogprobs
+from asyncllm.wire.messages import NO_TOKEN, UNKNOWN_DRAFT, RowLogprobs
+
+#: How probable it is that a token of a head is right if those before are, where nothing is said.
+HEAD_RATE: Final = 0.7
 
 
 class SimDrafts:
@@ -53,7 +58,7 @@ class SimDrafts:
             if start + q_len > room[row] or len(left) < q_len - 1:
                 raise BrokenPlan(f"slot {slot} has a draft without pages, or without tokens")
             draft, left = left[: q_len - 1], left[q_len - 1 :]
-            count = self._count_right(slot, start + 1, draft, misled=bool(misled[row]))
+            draft, count = self._right(slot, start + 1, draft, misled=bool(misled[row]))
             self.right.append((slot, start + 1, draft[:count]))
             self.rows[row, 2] = 1 + count
             self._row_of.append(row)
@@ -78,14 +83,24 @@ class SimDrafts:
         found += (msgspec.structs.replace(entry, row=int(index[entry.row])) for entry in logprobs)
         return tokens.tobytes(), tuple(found)
 
-    def _count_right(self, slot: int, length: int, draft: list[int], *, misled: bool) -> int:
-        """How many tokens of a draft a sequence of ``length`` tokens would sample itself."""
+    def _right(
+        self, slot: int, length: int, draft: list[int], *, misled: bool
+    ) -> tuple[list[int], int]:
+        """A draft, and how many of its tokens a sequence of ``length`` tokens would sample itself.
+
+        What the device drafts is what it would sample, where it is right.
+        """
         lengths, slots = length + np.arange(len(draft)), np.full(len(draft), slot)
-        if self._rate is not None:
-            right = (self._sampler.chances(slots, lengths) < self._rate) & (not misled)
+        sampled, tokens = self._sampler.sample(slots, lengths), np.array(draft)
+        of_head = tokens == UNKNOWN_DRAFT
+        tokens[of_head] = sampled[of_head]
+        if self._rate is not None or of_head.any():
+            rate = HEAD_RATE if self._rate is None else self._rate
+            chances = self._sampler.chances(slots, lengths)
+            right = (chances < rate) & (of_head | (not misled))
         else:
-            right = self._sampler.sample(slots, lengths) == draft
-        return int(right.cumprod().sum())
+            right = sampled == tokens
+        return tokens.tolist(), int(right.cumprod().sum())
 
 
 def settled(

@@ -82,13 +82,13 @@ def compile_kernels(job: CompileJob, progress: Callable[[int], None]) -> int:
     from asyncllm.executor.startup.kernel_discovery import find_variants
     from asyncllm.executor.startup.triton_prebuild import Variant
     from asyncllm.kernels.support import MIN_CAPABILITY
-    from asyncllm.models.spec import read_spec
+    from asyncllm.models.served_spec import served_spec
 
     gpu = job.gpu
     if gpu.capability < MIN_CAPABILITY:
         job.record([])
         return 0
-    spec = read_spec(Path(job.folder), job.config.model_overrides, job.config.quantization)
+    spec = served_spec(Path(job.folder), job.config)
     with compiler_pool(gpu, Path(job.cache)) as pool:
         futures = []
 

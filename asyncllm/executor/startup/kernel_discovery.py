@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from asyncllm.attention.choose import own_backend, warm_up
-from asyncllm.config import EngineConfig
+from asyncllm.config import EngineConfig, most_drafted
 from asyncllm.executor.choose_device import cache_dtype, chosen_attention, chosen_kernels
 from asyncllm.executor.device import CpuDevice
 from asyncllm.executor.memory.kv_pool import KVPool
@@ -23,6 +23,7 @@ from asyncllm.executor.memory.profile import StepSize, largest_steps
 from asyncllm.executor.sampling.needs import Level
 from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.executor.startup.triton_prebuild import Variant, recorded_launches
+from asyncllm.executor.step.drafter import HeadDrafter
 from asyncllm.executor.step.eager import EagerForward
 from asyncllm.executor.step.padded_steps import PaddedSteps, captured_tokens
 from asyncllm.executor.step.slots import SlotTable
@@ -32,7 +33,7 @@ from asyncllm.kernels.gpu import Gpu, gpu_of
 from asyncllm.kernels.tokens import list_pages
 from asyncllm.models.first_layers import first_layers
 from asyncllm.models.loading.allocate import kernels_take
-from asyncllm.models.loading.loader import make_model
+from asyncllm.models.loading.draft_head import make_with_head
 from asyncllm.models.spec import ModelSpec
 from asyncllm.parallel.ranks import Alone, Ranks
 
@@ -69,7 +70,7 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
     length, page_size, max_rows = wanted_length(config, spec), config.page_size, config.max_num_seqs
     keep = kernels_take(spec.quantization, dtype, gpu_of(meta))
     ranks, kernels = _recorded_ranks(config.tp), chosen_kernels(config)
-    whole = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks, kernels=kernels)
+    whole = make_with_head(spec, dtype, meta, length, keep=keep, ranks=ranks, kernels=kernels)
     most_captured = min(step_tokens(config, "cuda"), captured_tokens(whole))
     model = first_layers(whole)
     of_cache = cache_dtype(config, dtype, gpu_of(meta))
@@ -79,7 +80,8 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
     # compiler and sympy, for shapes on the meta device.
     warm_up(backend, model.cached_specs, dtype, meta)
     sampler = Sampler(max_rows, spec.vocab_size, device)
-    table = SlotTable(max_rows, -(-length // page_size), device)
+    drafts = most_drafted(config.speculative_config, max_rows)
+    table = SlotTable(max_rows, -(-length // page_size), device, drafts)
     if config.attention == "flashinfer" or not gpu_of(meta).has_pdl:
         # FlashInfer's backend launches these kernels of ours, which PagedBackend does not.
         slots = torch.zeros(1, dtype=torch.int32, device=meta)
@@ -100,9 +102,13 @@ def run_steps(spec: ModelSpec, dtype: torch.dtype, config: EngineConfig) -> Eage
     padded = PaddedSteps(model, backend, states, table, page_size, max_rows, most_captured)
     for captured in padded.decode_sizes + padded.mixed_sizes:
         flat = torch.empty(captured.num_ints, dtype=torch.int32, device=meta)
-        logits, rows = padded.run(captured, flat, padded.plan(captured, flat))
+        logits, rows, _ = padded.run(captured, flat, padded.plan(captured, flat))
         for level in (Level.GREEDY, Level.FILTER):
             sampler.draw(logits, rows.slots, rows.lengths, level, relay=table.last_token)
+    if model.head is not None:
+        drafter = HeadDrafter(model.head, backend, table, page_size, device, length)
+        for num_tokens, num_rows in (*padded.drafting_sizes, (size.tokens, max_rows)):
+            drafter.warm_up(num_tokens, num_rows, dtype)
     return eager
 
 

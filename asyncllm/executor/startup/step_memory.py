@@ -23,6 +23,7 @@ from asyncllm.executor.memory.profile import StepMemory, StepSize, captured_step
 from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.executor.startup.kernel_discovery import MetaDevice
 from asyncllm.executor.startup.triton_prebuild import recorded_launches
+from asyncllm.executor.step.drafter import HeadDrafter
 from asyncllm.executor.step.eager import EagerForward
 from asyncllm.executor.step.padded_steps import captured_tokens
 from asyncllm.executor.step.slots import SlotTable
@@ -30,8 +31,8 @@ from asyncllm.executor.step.state_pool import StatePool
 from asyncllm.kernels.gpu import Gpu
 from asyncllm.models.first_layers import first_layers
 from asyncllm.models.loading.allocate import kernels_take
-from asyncllm.models.loading.loader import make_model
-from asyncllm.models.spec import read_spec
+from asyncllm.models.loading.draft_head import make_with_head
+from asyncllm.models.served_spec import served_spec
 from asyncllm.parallel.ranks import Apart
 
 #: Bytes of a CUDA allocation are a multiple of this.
@@ -54,12 +55,12 @@ def step_memory(folder: Path, config: EngineConfig, dtype: torch.dtype, gpu: Gpu
 
 
 def _step_memory(folder: Path, config: EngineConfig, dtype: torch.dtype, gpu: Gpu) -> StepMemory:
-    spec, device = read_spec(folder, config.model_overrides, config.quantization), MetaDevice()
+    spec, device = served_spec(folder, config), MetaDevice()
     meta, length, page_size = device.torch_device, wanted_length(config, spec), config.page_size
     ranks, max_rows = Apart(0, config.tp), config.max_num_seqs
     keep = kernels_take(spec.quantization, dtype, gpu)
     kernels = chosen_kernels(config)
-    whole = make_model(spec, dtype, meta, length, keep=keep, ranks=ranks, kernels=kernels)
+    whole = make_with_head(spec, dtype, meta, length, keep=keep, ranks=ranks, kernels=kernels)
     captured = min(step_tokens(config, "cuda"), captured_tokens(whole))
     model = first_layers(whole)
     of_cache = cache_dtype(config, dtype, gpu)
@@ -71,8 +72,14 @@ def _step_memory(folder: Path, config: EngineConfig, dtype: torch.dtype, gpu: Gp
         backend = own_backend(chosen_attention(config))(pool, device.upload)
         states = StatePool(model.states, 1, dtype, meta)
         forward = EagerForward(model, backend, states, sampler, table, page_size, device)
+        drafter = None
+        if model.head is not None:
+            drafter = HeadDrafter(model.head, backend, table, page_size, device, length)
         for step in largest_steps(size, spec.vocab_size, table, sampler):
-            forward(step)
+            samples = forward(step)
+            if drafter is not None and samples is not None and samples.taken is not None:
+                sampled = samples.tokens[0], samples.columns
+                drafter.draft(step, *sampled, samples.taken, None, 1)
         largest = allocations.peak
         before = allocations.peak = allocations.allocated
         if captured:

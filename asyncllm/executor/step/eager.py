@@ -14,6 +14,7 @@ from asyncllm.attention.base import AttentionBackend, ForwardBatch
 from asyncllm.executor.device import Device
 from asyncllm.executor.sampling.logprobs import Logprobs
 from asyncllm.executor.sampling.sampler import Sampled, Sampler
+from asyncllm.executor.step.drafter import Taken, run_model
 from asyncllm.executor.step.inputs import PooledRow, ScoredRow, StepInputs, StepRows, upload_step
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.executor.step.state_pool import StatePool
@@ -24,6 +25,7 @@ from asyncllm.wire.messages import PooledPrompt, ScoredPrompt
 #: Positions whose logits are computed at once. A whole chunk's logits would take gigabytes, and
 #: each group reads the output projection again.
 _GROUP = 64
+_COMPUTED = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class PromptLogprobs:
@@ -135,6 +137,7 @@ class Samples:
         logprobs: one for each decode step, or none.
         prompts, pooled: of the prompts that are scored or pooled.
         failures: (decode step, sample, reason) where the constraints leave no token.
+        taken: what a head that drafts takes from the step; None without a head.
     """
 
     tokens: Tensor
@@ -143,6 +146,7 @@ class Samples:
     pooled: PooledSums | None = None
     failures: tuple[tuple[int, int, str], ...] = ()
     columns: np.ndarray | None = None
+    taken: Taken | None = None
 
     @classmethod
     def of(cls, decode_steps: list[Sampled]) -> Self:
@@ -160,6 +164,11 @@ class Samples:
         return cls(tokens, logprobs if any(logprobs) else (), failures=failures)
 
 
+def _samples(sampled: Sampled | None, inputs: StepInputs) -> Samples:
+    """Of one step, of which maybe no row samples."""
+    return Samples(inputs.sample_slots.unsqueeze(0)) if sampled is None else Samples.of([sampled])
+
+
 @dataclass(frozen=True, slots=True)
 class EagerForward:
     """``StepForward`` for any rows on any device."""
@@ -172,17 +181,31 @@ class EagerForward:
     page_size: int
     device: Device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the computation."""
+        return next(p.dtype for p in self.model.parameters() if p.dtype in _COMPUTED)
+
     def __call__(self, step: StepRows, decode_steps: int = 1) -> Samples | None:
         step = step.settled(self.table)
         if step.reads_prompts:
             return self._run_reading_prompts(step)
+        if self.model.head is not None or self.states.num_scratch:
+            assert decode_steps == 1, "each token is followed"
+            return self._run_taking(step)
         sampled = [self._run(step.continued(after)) for after in range(decode_steps)]
         done = [part for part in sampled if part is not None]
         return Samples.of(done) if done else None
 
     def _run(self, step: StepRows) -> Sampled | None:
         inputs = upload_step(step, self.table, self.page_size, self.device)
-        return self._sample(self._hidden(step, inputs), step, inputs)
+        return self._sample(self._hidden(step, inputs)[0], step, inputs)
+
+    def _run_taking(self, step: StepRows) -> Samples:
+        inputs = upload_step(step, self.table, self.page_size, self.device)
+        hidden, taken = self._hidden(step, inputs)
+        sampled = self._sample(hidden, step, inputs)
+        return replace(_samples(sampled, inputs), taken=taken)
 
     def _run_reading_prompts(self, step: StepRows) -> Samples:
         """A step with prompts that are scored or pooled; it has one decode step."""
@@ -190,20 +213,17 @@ class EagerForward:
         num_scored = sum(len(row.targets) for row in step.scored)
         num_pooled = sum(row.end - row.start for row in step.pooled)
         counts = [num_scored, num_pooled, len(step.sampling)]
-        scored, pooled, sampling = self._hidden(step, inputs).split(counts)
+        hidden, taken = self._hidden(step, inputs)
+        scored, pooled, sampling = hidden.split(counts)
         model, logprobs, sums = self.model, None, None
         if step.scored:
             logprobs = PromptLogprobs(self.device, model.logits, scored, step.scored)
         if step.pooled:
             sums = PooledSums(model.final, pooled, step.pooled)
-        sampled = self._sample(sampling, step, inputs)
-        if sampled is None:
-            samples = Samples(inputs.sample_slots.unsqueeze(0))  # of no row
-        else:
-            samples = Samples.of([sampled])
-        return replace(samples, prompts=logprobs, pooled=sums)
+        samples = _samples(self._sample(sampling, step, inputs), inputs)
+        return replace(samples, prompts=logprobs, pooled=sums, taken=taken)
 
-    def _hidden(self, step: StepRows, inputs: StepInputs) -> Tensor:
+    def _hidden(self, step: StepRows, inputs: StepInputs) -> tuple[Tensor, Taken | None]:
         batch = ForwardBatch(
             *inputs.tokens,
             sample_rows=inputs.sample_rows,
@@ -212,8 +232,8 @@ class EagerForward:
             logit_rows=inputs.logit_rows,
             states=self.states.of_step(step.rows, step.state_slots, self.device.upload),
         )
-        hidden: Tensor = self.model(batch)
-        return hidden
+        wanted = self.states.num_scratch > 0 and step.drafts is not None
+        return run_model(self.model, batch, replays=wanted)
 
     def _sample(self, hidden: Tensor, step: StepRows, inputs: StepInputs) -> Sampled | None:
         if len(step.sampling) == 0:

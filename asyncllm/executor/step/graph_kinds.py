@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from asyncllm.executor.sampling.needs import Level
-from asyncllm.executor.step.padded_steps import FREE_TOKENS, Size
+from asyncllm.executor.step.padded_steps import FREE_TOKENS, MIXED_ROWS, Size
 
 #: The rows for which several decode steps in one graph are captured before serving starts. These
 #: graphs take as long to capture as several others, and a single stream gains most from them.
@@ -14,6 +14,9 @@ FIRST_MULTI_STEP_ROWS = 1
 
 #: Up to here, decode rows that are padding cost little: they have logits, but no K and V to read.
 FEW_ROWS = 64
+
+#: The most tokens of mixed steps that are captured first if drafts are to be verified.
+VERIFYING_TOKENS = 128
 
 
 class Kind(NamedTuple):
@@ -31,6 +34,7 @@ class GraphKinds:
         decode_sizes, mixed_sizes: rising.
         max_decode_steps: decode steps of a graph for few rows.
         multi_step_rows: the most rows for which there is one.
+        drafts: something is drafted for every request.
     """
 
     def __init__(
@@ -39,11 +43,14 @@ class GraphKinds:
         mixed_sizes: Sequence[Size],
         max_decode_steps: int,
         multi_step_rows: int,
+        *,
+        drafts: bool = False,
     ):
         self._decode_sizes = decode_sizes
         self._mixed_sizes = mixed_sizes
         self._max_decode_steps = max_decode_steps
         self._multi_step_rows = multi_step_rows
+        self._drafts = drafts
 
     def level(self, level: Level, size: Size) -> Level:
         """The level of the graph that runs steps of this level; its logits serve ``EAGER``.
@@ -51,7 +58,7 @@ class GraphKinds:
         A higher level costs a few microseconds a step, which matter for the smallest decode steps
         only; each graph less saves milliseconds of start-up.
         """
-        is_small = size.rows <= self._multi_step_rows and not size.mixed
+        is_small = size.rows <= self._multi_step_rows and not (size.mixed or size.apart)
         return level if level is Level.GREEDY and is_small else Level.FILTER
 
     def first(self) -> list[Kind]:
@@ -59,7 +66,7 @@ class GraphKinds:
 
         Powers of two, but where padding costs little: no mixed step of less than ``FREE_TOKENS``,
         and every other power of up to ``FEW_ROWS``. The largest come first: the others then reuse
-        their memory.
+        their memory. With drafts, also small steps that verify some.
         """
         mixed = [
             Kind(size, Level.FILTER)
@@ -70,6 +77,7 @@ class GraphKinds:
                 and size.tokens >= FREE_TOKENS
                 and _is_power(2, size.tokens)
             )
+            or (self._drafts and self._verifies(size))
         ]
         decode = [
             kind
@@ -89,6 +97,12 @@ class GraphKinds:
         )
         first = set(self.first())
         return [kind for kind in everything if kind not in first]
+
+    def _verifies(self, size: Size) -> bool:
+        """Whether steps with drafts for few sequences are padded to this size."""
+        apart = max((each.tokens for each in self._mixed_sizes if each.apart), default=0)
+        more = apart < size.tokens <= VERIFYING_TOKENS and size.rows == MIXED_ROWS[0]
+        return (size.apart or more) and _is_power(2, size.tokens)
 
     def _of_size(self, size: Size) -> Iterator[Kind]:
         """The graphs of a decode size."""

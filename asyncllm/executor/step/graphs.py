@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
@@ -21,6 +20,8 @@ from torch import Tensor
 from asyncllm.config import EngineLimits
 from asyncllm.executor.sampling.needs import Level
 from asyncllm.executor.sampling.sampler import Sampled
+from asyncllm.executor.step.capture import borrowed, end_capture
+from asyncllm.executor.step.drafter import HeadDrafter, Taken
 from asyncllm.executor.step.eager import EagerForward, Samples
 from asyncllm.executor.step.graph_kinds import GraphKinds, Kind
 from asyncllm.executor.step.inputs import StepRows
@@ -48,6 +49,7 @@ class _Captured:
         tokens: int64 [decode_steps, rows].
         logits: [rows, vocab], of the last decode step; valid until the next replay of any graph.
         slots: int32 [rows].
+        taken: see ``Samples``; valid as long as ``logits``.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -56,6 +58,7 @@ class _Captured:
     tokens: Tensor
     logits: Tensor
     slots: Tensor
+    taken: Taken | None
 
 
 class GraphedForward:
@@ -66,6 +69,8 @@ class GraphedForward:
 
     Args:
         eager: runs all other steps.
+        drafter: what it does after a step is captured after that.
+        drafts: see ``GraphKinds``.
     """
 
     def __init__(
@@ -74,6 +79,9 @@ class GraphedForward:
         eager: EagerForward,
         limits: EngineLimits,
         ranks: Ranks | None = None,
+        drafter: HeadDrafter | None = None,
+        *,
+        drafts: bool = False,
     ):
         self._padded = padded
         self._eager = eager
@@ -81,11 +89,13 @@ class GraphedForward:
         self._table = eager.table
         self._device = device = eager.device
         self._ranks = ranks or Alone()
+        self._drafter = drafter
         self._kinds = GraphKinds(
             padded.decode_sizes,
             padded.mixed_sizes,
             limits.max_decode_steps,
             limits.multi_step_rows,
+            drafts=drafts,
         )
         #: The input of every graph, which reads it from the beginning.
         self._flat = torch.zeros(
@@ -109,9 +119,9 @@ class GraphedForward:
         if captured is None:
             return self._eager(step, decode_steps)
         if level is Level.EAGER:
-            return Samples.of(
-                [self._sample_eagerly(captured, step.continued(i)) for i in range(decode_steps)]
-            )
+            steps = map(step.continued, range(decode_steps))
+            samples = Samples.of([self._sample_eagerly(captured, each) for each in steps])
+            return replace(samples, taken=captured.taken)
         if captured.kind.decode_steps == decode_steps:
             self._replay(captured, step)
             tokens = captured.tokens
@@ -121,9 +131,9 @@ class GraphedForward:
                 self._replay(captured, step.continued(i))
                 parts.append(captured.tokens.clone())
             tokens = torch.cat(parts)
-        if len(step.sampling) == 0:
+        if len(step.sampling) == 0 and captured.taken is None:
             return None
-        return Samples(tokens, columns=columns_of(step))
+        return Samples(tokens, columns=columns_of(step), taken=captured.taken)
 
     def capture_first(self) -> None:
         """Capture what serving starts with: a graph for every step, if with more padding.
@@ -234,7 +244,12 @@ class GraphedForward:
             with self._device.exclusive(), torch.cuda.stream(self._stream):
                 self._run_once(kind)
                 with self._ranks.recording():
-                    self._graphs[kind] = self._captured(kind)
+                    self._graphs[kind] = captured = self._captured(kind)
+                if self._drafter is not None and captured.taken is not None:
+                    captured.graph.replay()  # of padding, so that there is something to read
+                    for rows in self._padded.drafting_rows(kind.size, self._drafter.most):
+                        with self._ranks.recording():
+                            self._drafter.capture(captured.taken, rows)
         except RanksBroken:
             raise
         except Exception as error:  # compilers and loaders raise various types
@@ -268,24 +283,25 @@ class GraphedForward:
         # Relaxed: other threads may do what they like meanwhile. Capturing executes nothing.
         graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
         try:
-            tokens, logits, slots = self._run(kind, decode_steps)
+            tokens, logits, slots, taken = self._run(kind, decode_steps)
         finally:
             end_capture(graph, self._pool, self._flat.device)
         plans = [plan for _, plan in decode_steps]
-        return _Captured(graph, kind, plans, tokens, _borrowed(logits), slots)
+        taken = None if taken is None else taken.borrowed(borrowed)
+        return _Captured(graph, kind, plans, tokens, borrowed(logits), slots, taken)
 
     def _run(
         self, kind: Kind, decode_steps: list[tuple[Tensor, Any]]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """``_Captured.tokens``, ``logits`` and ``slots``."""
+    ) -> tuple[Tensor, Tensor, Tensor, Taken | None]:
+        """``_Captured.tokens``, ``logits``, ``slots`` and ``taken``."""
         tokens = []
         for part, plan in decode_steps:
-            logits, rows = self._padded.run(kind.size, part, plan)
+            logits, rows, taken = self._padded.run(kind.size, part, plan)
             relay = self._table.last_token
             tokens.append(
                 self._sampler.draw(logits, rows.slots, rows.lengths, kind.level, relay=relay)
             )
-        return torch.stack(tokens), logits, rows.slots
+        return torch.stack(tokens), logits, rows.slots, taken
 
 
 def _outcome(error: Exception | None, *, is_last: bool) -> int:
@@ -301,41 +317,3 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     """One for all engines on the device, whose captures exclude each other: PyTorch keeps a cuBLAS
     workspace for every stream for good."""
     return torch.cuda.Stream(device)
-
-
-def end_capture(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], device: torch.device) -> None:
-    """End a capture, also for PyTorch's allocator.
-
-    Raises:
-        RuntimeError: the capture is invalid. PyTorch then believes that it goes on: it would refuse
-            to capture into the pool again, and to return memory.
-    """
-    try:
-        graph.capture_end()
-    except RuntimeError:
-        with suppress(RuntimeError):  # the allocator knows: what failed came later
-            torch._C._cuda_endAllocateToPool(device.index, pool)
-            torch._C._cuda_releasePool(device.index, pool)
-        raise
-
-
-class _Memory:
-    """Device memory for ``torch.as_tensor``, which does not own it."""
-
-    def __init__(self, tensor: Tensor):
-        self.__cuda_array_interface__ = {
-            "shape": tuple(tensor.shape),
-            "typestr": f"<i{tensor.element_size()}",
-            "data": (tensor.data_ptr(), False),
-            "version": 3,
-        }
-
-
-def _borrowed(tensor: Tensor) -> Tensor:
-    """A view of contiguous memory that does not keep the memory allocated.
-
-    All graphs share one pool. What a graph's tensors do not keep, other graphs use for themselves,
-    so results of one replay last until the next.
-    """
-    assert tensor.is_contiguous()
-    return torch.as_tensor(_Memory(tensor), device=tensor.device).view(tensor.dtype)

@@ -21,6 +21,7 @@ from asyncllm.attention.base import (
     LogitRows,
     count_decode_rows,
 )
+from asyncllm.executor.step.drafter import Taken, run_model
 from asyncllm.executor.step.inputs import LAST_TOKEN, StepRows
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.executor.step.state_pool import StatePool
@@ -45,15 +46,27 @@ FLOPS = 600e12
 #: rows of Qwen3-0.6B; each extra entry captures every token count again.
 MIXED_ROWS = (32,)
 
+#: The most rows after which drafting is captured. A step of more takes longer than launching the
+#: head's kernels one by one.
+DRAFTING_ROWS = 64
+#: The most tokens of a step whose tokens are apart. Each reads K and V of its sequence, from cache
+#: where it follows another one.
+APART_TOKENS = 64
+
 _NO_ROWS = np.empty((0, 3), dtype=np.int32)
 
 
 class Size(NamedTuple):
-    """What a step is padded to; in ``mixed`` steps rows may have several tokens or not sample."""
+    """What a step is padded to.
+
+    In ``mixed`` steps rows may have several tokens or not sample. In those that are ``apart``, each
+    token samples, and is a row of its own, also if it follows another one of its sequence.
+    """
 
     tokens: int
     rows: int
     mixed: bool
+    apart: bool = False
 
     @property
     def num_ints(self) -> int:
@@ -63,7 +76,7 @@ class Size(NamedTuple):
     def split(self, flat: Any) -> Any:
         """entries [3, tokens], lengths, starts, state slots; for mixed steps also decode lengths,
         slots, last tokens, offsets of all rows, and offsets of prefill rows."""
-        tokens, rows, mixed = self
+        tokens, rows, mixed, _ = self
         entries = flat[: 3 * tokens].reshape(3, tokens)
         rest = flat[3 * tokens : self.num_ints]
         parts = [rest[i * rows : (i + 1) * rows] for i in range(6 if mixed else 3)]
@@ -99,6 +112,9 @@ class PaddedSteps:
         self._decode_rows = row_buckets(max_rows)
         self._mixed_rows = [n for n in MIXED_ROWS if n < max_rows] + [max_rows]
         self._mixed_tokens = [n for n in MIXED_TOKENS if n <= max_tokens]
+        #: A recurrent layer reads a row's tokens together.
+        can_be_apart = not model.states and not backend.plans_on_host
+        self._apart = [n for n in self._decode_rows if 1 < n <= APART_TOKENS] * can_be_apart
 
     @property
     def decode_sizes(self) -> list[Size]:
@@ -107,8 +123,31 @@ class PaddedSteps:
 
     @property
     def mixed_sizes(self) -> list[Size]:
-        """Rising."""
-        return [Size(tokens, n, True) for tokens in self._mixed_tokens for n in self._mixed_rows]
+        """Rising; first those that are apart, if there are any."""
+        mixed = [Size(tokens, n, True) for tokens in self._mixed_tokens for n in self._mixed_rows]
+        return [Size(n, n, False, True) for n in self._apart] + mixed
+
+    @property
+    def drafting_sizes(self) -> list[tuple[int, int]]:
+        """Tokens and rows of steps after which a head drafts, which differ in its kernels."""
+        sizes = {(size.tokens, size.rows) for size in self.decode_sizes}
+        return sorted(sizes | {(size.tokens, self._decode_rows[0]) for size in self.mixed_sizes})
+
+    def drafting_rows(self, size: Size, most_drafts: int) -> list[int]:
+        """Numbers of rows for which a head's drafts are captured after a step of this size.
+
+        Those of steps that are padded to this size, as a row may verify so many drafts.
+        """
+        if not size.mixed and not size.apart:
+            return [n for n in self._decode_rows if size.rows // 4 < n <= size.rows] * (
+                size.rows <= DRAFTING_ROWS
+            )
+        tokens = self._apart if size.apart else self._mixed_tokens
+        smaller = max((n for n in tokens if n < size.tokens), default=0)
+        least = max((n for n in self._mixed_rows if n < size.rows), default=0)
+        least = max(0 if size.apart else least, smaller // (most_drafts + 1))
+        most = min(size.rows, size.tokens - size.mixed, DRAFTING_ROWS)
+        return [n for n in self._decode_rows if least < n <= most]
 
     @property
     def max_ints(self) -> int:
@@ -122,6 +161,9 @@ class PaddedSteps:
             for rows in _at_least(num_rows, self._decode_rows):
                 yield Size(rows, rows, False)
             return
+        if num_rows == num_tokens == len(step.sampling) <= max(self._apart, default=0):
+            for tokens in _at_least(num_tokens, self._apart):
+                yield Size(tokens, tokens, False, True)
         for tokens in _at_least(num_tokens, self._mixed_tokens):
             for rows in _at_least(num_rows, self._mixed_rows):
                 yield Size(tokens, rows, True)
@@ -142,14 +184,15 @@ class PaddedSteps:
         lengths[:count] = starts + q_lens
         row_starts[:count] = starts
         states[:count] = step.state_slots if count == len(step.rows) else 0
+        if step.drafts is not None:
+            lengths[columns_of(step)] = step.lengths
         if mixed:
             decode_lengths, row_slots, last, offsets, prefill_offsets = mixed
             row_slots[:count] = slots
             ends = q_lens.cumsum()
             last[:count] = ends - 1
             if step.drafts is not None:
-                columns = columns_of(step)
-                lengths[columns], last[columns] = step.lengths, step.sample_at
+                last[columns_of(step)] = step.sample_at
             offsets[1 : count + 1] = ends
             offsets[count + 1 :] = ends[-1]
             decodes = count_decode_rows(step.rows)
@@ -185,7 +228,7 @@ class PaddedSteps:
     def plan(self, size: Size, flat: Tensor) -> Any:
         """The backend's plan for steps of this size in this buffer, int32 [num_ints]."""
         entries, lengths, starts, _, *mixed = size.split(flat)
-        rows = GraphRows(size.tokens, entries[1], lengths, None)
+        rows = GraphRows(size.tokens, entries[1], lengths, None, size.apart)
         if mixed:
             decode_lengths, slots, _, _, offsets = mixed
             prefill = PrefillRows(slots, starts, offsets)
@@ -196,8 +239,8 @@ class PaddedSteps:
         """Prepare the plan for a step; None is a step of padding only."""
         self._backend.before_replay(plan, _NO_ROWS if step is None else step.rows)
 
-    def run(self, size: Size, flat: Tensor, plan: Any) -> tuple[Tensor, LogitRows]:
-        """Logits of each row's last token, [rows, vocab], and the rows.
+    def run(self, size: Size, flat: Tensor, plan: Any) -> tuple[Tensor, LogitRows, Taken | None]:
+        """Logits of each row's last token, [rows, vocab], the rows, and what a head takes.
 
         Args:
             flat: int32 [num_ints], from ``pack``.
@@ -210,7 +253,8 @@ class PaddedSteps:
         rows = LogitRows(slots, lengths)
         states = self._states.of_slots(state_slots, starts, offsets)
         batch = ForwardBatch(*tokens, last, self._backend, plan, rows, states)
-        return self._model.logits(self._model(batch)), rows
+        hidden, taken = run_model(self._model, batch)
+        return self._model.logits(hidden), rows, taken
 
 
 def unfolded(step: StepRows) -> np.ndarray:

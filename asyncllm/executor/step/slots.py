@@ -51,6 +51,7 @@ class SlotTable:
         self.num_known = np.zeros(num_slots, dtype=np.int64)
         self.scoring: dict[int, Scoring] = {}
         self.pooling: dict[int, int] = {}
+        self._num_pages = np.zeros(num_slots + 1, dtype=np.int64)
         self._known: list[np.ndarray] = [np.empty(0, dtype=np.int32)] * num_slots
         self._device = device
 
@@ -65,6 +66,7 @@ class SlotTable:
         """A sequence takes its slot; returns its known tokens, int32."""
         tokens = unpack(admit.tokens)
         self._known[admit.slot] = tokens
+        self._num_pages[admit.slot] = 0
         self.num_known[admit.slot] = len(tokens)
         self.scoring.pop(admit.slot, None)
         self.pooling.pop(admit.slot, None)
@@ -109,7 +111,13 @@ class SlotTable:
         upload, may look up pages before its preceding kernels have finished.
         """
         if len(new_pages):
+            np.maximum.at(self._num_pages, new_pages[:, 0], new_pages[:, 1] + 1)
             enter_pages(self._device.upload(new_pages), self.block_table)
+
+    def num_pages(self, slots: np.ndarray) -> np.ndarray:
+        """How many pages the sequences in these slots have."""
+        counts: np.ndarray = self._num_pages[slots]
+        return counts
 
     def keep_last(self, slots: Tensor, tokens: Tensor) -> None:
         """Keep sampled tokens (int64) for the next decode rows of these slots."""

@@ -27,9 +27,12 @@ class StatePool:
     Args:
         states: of each recurrent layer; none in models without such layers.
         num_slots: besides slot 0.
+        num_scratch: slots after these, for rows that verify drafts.
         dtype: of the convolutions' inputs.
 
     Attributes:
+        num_scratch: as given; 0 in models without recurrent layers.
+        first_scratch: the first of these slots.
         inputs: [slots + 1, elements of all layers' inputs].
         matrices: [slots + 1, elements of all layers' matrices], in the shapes' dtype.
     """
@@ -40,8 +43,11 @@ class StatePool:
         num_slots: int,
         dtype: torch.dtype,
         device: torch.device | str,
+        num_scratch: int = 0,
     ) -> None:
-        count = num_slots + 1 if states else 0
+        self.num_scratch = num_scratch if states else 0
+        self.first_scratch = num_slots + 1
+        count = num_slots + 1 + num_scratch if states else 0
         shapes = states.values()
         sizes = [shape.num_inputs for shape in shapes], [shape.num_elements for shape in shapes]
         self.inputs = torch.zeros(count, sum(sizes[0]), dtype=dtype, device=device)

@@ -13,7 +13,7 @@ from asyncllm.config import EngineConfig
 from asyncllm.executor.team.peer_main import enter_team
 from asyncllm.executor.team.reports import Joining, Ready, ReportLine
 from asyncllm.executor.team.status import PeerHeartbeat, PeerStatus
-from asyncllm.models.spec import read_spec
+from asyncllm.models.served_spec import served_spec
 from asyncllm.wire.messages import StepResult
 from asyncllm.wire.ring import RingReader
 
@@ -103,7 +103,7 @@ def _run(settings: PeerSettings, status: PeerStatus, reports: ReportLine) -> Non
         return ranks
 
     folder = Path(team.folder)
-    spec = read_spec(folder, team.config.model_overrides, team.config.quantization)
+    spec = served_spec(folder, team.config)
     worker = build_worker(
         team.config, folder, spec, rank=rank, ranks_here=team.count, join=join_others
     )

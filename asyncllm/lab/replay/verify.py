@@ -134,6 +134,7 @@ class _RecordedSpeculation:
         self.tallies: dict[str, Tally] = {}
         self.held: tuple[int, ...] = ()
         self.drafts: tuple[tuple[int, int], ...] = ()
+        self.ahead = 0
 
     def choose(self, batch: RunningBatch, done: int, num_waiting: int) -> Choice:
         drafts = []
@@ -141,7 +142,7 @@ class _RecordedSpeculation:
             seq = batch.running[id]
             start = int(batch.computed[seq.slot])
             drafts.append(Drafted(seq, start, "", [0] * count, start + 1))
-        return Choice(tuple(batch.running[id] for id in self.held), tuple(drafts))
+        return Choice(tuple(batch.running[id] for id in self.held), tuple(drafts), self.ahead)
 
     def planned(self, step: int, drafts: tuple[Drafted, ...]) -> None: ...
     def verified(self, draft: Drafted, num_right: int) -> None: ...
@@ -194,7 +195,8 @@ class _Replay:
 
     def _plan(self, event: Plan) -> None:
         self._now, self._number = event.now, event.number
-        self._drafts.held, self._drafts.drafts = event.held, event.drafts
+        choice = self._drafts
+        choice.held, choice.drafts, choice.ahead = event.held, event.drafts, event.ahead
         planned = self._run.plan(event.number, event.now)
         if planned is not None:
             rows = self._run.planned_rows

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from asyncllm.attention.base import ForwardBatch
 from asyncllm.kernels.types import Norm
-from asyncllm.kernels.types.recurrent import DeltaNet
+from asyncllm.kernels.types.recurrent import DeltaNet, LayerState, StateRows
 from asyncllm.models.config.qwen3_next import Qwen3NextConfig
 from asyncllm.models.layers.linear import Kept, MixedLinear, RowLinear, rows_by_part
 from asyncllm.models.layers.norm import RMSNorm
@@ -77,8 +77,11 @@ class GatedDeltaNet(RecurrentLayer):
             self.norm.weight,
             self.norm.eps,
         )
-        inputs, gates = self.in_proj(x, norm=norm)
-        parts = inputs, gates, net, *batch.recurrent(self.layer)
-        mixed = self.kernels.gated_delta_net(*parts)
+
+        def mix(inputs: tuple[Tensor, ...], state: LayerState, rows: StateRows) -> Tensor:
+            projected, gates = inputs
+            return self.kernels.gated_delta_net(projected, gates, net, state, rows)
+
+        mixed = batch.recur(self.layer, mix, *self.in_proj(x, norm=norm))
         out: Tensor = self.out_proj(batch.needed(mixed), residual=residual)
         return out

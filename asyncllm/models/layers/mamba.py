@@ -8,7 +8,7 @@ from torch import Tensor
 
 from asyncllm.attention.base import ForwardBatch
 from asyncllm.kernels.types import Norm
-from asyncllm.kernels.types.recurrent import Mamba
+from asyncllm.kernels.types.recurrent import LayerState, Mamba, StateRows
 from asyncllm.models.layers.linear import FusedLinear, Kept, RowLinear
 from asyncllm.models.layers.norm import GroupedRMSNorm, RMSNorm, SharedRMSNorm
 from asyncllm.models.layers.parameter import Placement
@@ -84,6 +84,10 @@ class MambaLayer(RecurrentLayer):
             skip=self.numbers["D"],
             limits=self.limits,
         )
-        mixed = self.kernels.mamba(self.in_proj(x, norm=norm), net, *batch.recurrent(self.layer))
+
+        def mix(inputs: tuple[Tensor, ...], state: LayerState, rows: StateRows) -> Tensor:
+            return self.kernels.mamba(*inputs, net, state, rows)
+
+        mixed = batch.recur(self.layer, mix, self.in_proj(x, norm=norm))
         out: Tensor = self.out_proj(self.norm(batch.needed(mixed)), residual=residual)
         return out

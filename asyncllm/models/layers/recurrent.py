@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from asyncllm.attention.base import ForwardBatch
 from asyncllm.kernels.recurrent.convolution import short_convolution
 from asyncllm.kernels.types import Norm
+from asyncllm.kernels.types.recurrent import LayerState, StateRows
 from asyncllm.models.layers.linear import FusedLinear, Kept, RowLinear
 from asyncllm.models.layers.parameter import Packed, Placement, Stored
 from asyncllm.models.quant.place import Place
@@ -109,9 +110,13 @@ class GatedConvolution(RecurrentLayer):
         norm: Norm | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
-        state, rows = batch.recurrent(self.layer)
         before, after, inner = self.in_proj(x, norm=norm).chunk(3, dim=1)
         weight, bias = self.conv1d.weight, self.conv1d.bias
-        mixed = short_convolution(before * inner, weight, bias, state.inputs, rows, silu=False)
+
+        def mix(inputs: tuple[Tensor, ...], state: LayerState, rows: StateRows) -> Tensor:
+            (gated,) = inputs
+            return short_convolution(gated, weight, bias, state.inputs, rows, silu=False)
+
+        mixed = batch.recur(self.layer, mix, before * inner)
         out: Tensor = self.out_proj(batch.needed(after * mixed), residual=residual)
         return out

@@ -98,10 +98,10 @@ def _no_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(graphs, "_borrowed", lambda tensor: tensor)
+    monkeypatch.setattr(graphs, "borrowed", lambda tensor: tensor)
     run = GraphedForward._run
 
-    def recorded(self: GraphedForward, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def recorded(self: GraphedForward, *args: Any) -> Any:
         outputs = run(self, *args)
         graph = Graph.recording
         if graph is not None:

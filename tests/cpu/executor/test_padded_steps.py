@@ -150,7 +150,7 @@ def test_a_padded_step_is_the_same_step(
         on_device = torch.from_numpy(flat)
         planned = padded.plan(size, on_device)
         padded.before_replay(planned, step)
-        logits, by_row = padded.run(size, on_device, planned)
+        logits, by_row, _ = padded.run(size, on_device, planned)
     assert logits.shape[0] == size.rows
     torch.testing.assert_close(logits[: len(rows)], expected, rtol=1e-5, atol=1e-5)
     kept = pool.storage, states.inputs[1:], states.matrices[1:]
@@ -220,7 +220,7 @@ def test_padding_alone_writes_nothing(model: CausalLM) -> None:
             flat = torch.from_numpy(padded.pack(size, None))
             planned = padded.plan(size, flat)
             padded.before_replay(planned, None)
-            logits, by_row = padded.run(size, flat, planned)
+            logits, by_row, _ = padded.run(size, flat, planned)
             assert logits.isfinite().all()
             assert (by_row.slots == table.dummy_slot).all()
     kept = pool.storage, states.inputs[1:], states.matrices[1:]

@@ -14,7 +14,7 @@ import torch
 from asyncllm.executor import worker as worker_module
 from asyncllm.executor.device import CpuDevice
 from asyncllm.executor.leader import Leader
-from asyncllm.executor.step.graphs import end_capture
+from asyncllm.executor.step.capture import end_capture
 from asyncllm.executor.worker import Worker
 from asyncllm.wire.channel import FLUSH
 from asyncllm.wire.heartbeat import Heartbeat, OperationName

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from asyncllm.attention.base import ForwardBatch, HiddenStates
 from asyncllm.errors import ModelError
 from asyncllm.models.base import CausalLM
-from asyncllm.models.config.eagle3 import read_eagle3
-from asyncllm.models.layers.parameter import Placement
-from asyncllm.models.loading.draft_head import add_eagle3
-from asyncllm.models.loading.loader import load_model
+from asyncllm.models.config.base import DecoderConfig
+from asyncllm.models.eagle3_config import read_eagle3
+from asyncllm.models.loading.draft_head import load_with_head
 from asyncllm.models.spec import read_spec
-from asyncllm.parallel.ranks import Alone, Ranks
+from asyncllm.parallel.ranks import Ranks
 from tests.support.models import eagle3, tiny_models
 from tests.support.models.dense_attention import DenseBackend
 from tests.support.parallel.threads import run_ranks, same_everywhere
@@ -47,12 +47,10 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load(target: Path, folder: Path, ranks: Ranks | None = None) -> CausalLM:
     spec = read_spec(target)
-    model = load_model(target, spec, torch.float32, "cpu", ranks=ranks)
-    config: Any = spec.config
-    place = Placement(torch.float32, torch.device("cpu"), ranks=ranks or Alone())
-    head = read_eagle3(folder, config)
-    add_eagle3(model, folder, head, place, 128, "auto", lambda done, total: None)
-    return model
+    assert isinstance(spec.config, DecoderConfig)
+    spec = replace(spec, eagle3=read_eagle3(folder, spec.config))
+    cpu = torch.device("cpu")
+    return load_with_head(target, spec, torch.float32, cpu, max_length=128, ranks=ranks)
 
 
 def reference(target: Path, folder: Path) -> eagle3.Reference:
@@ -169,7 +167,7 @@ def test_by_default_it_reads_low_middle_and_high_states(tmp_path: Path) -> None:
         ({"target_hidden_size": 128}, "a model with hidden_size 128, but the model's is 64"),
         ({"vocab_size": 4096}, "must not exceed the model's vocab_size, 384"),
         ({"draft_vocab_size": 385}, "draft_vocab_size 385"),
-        ({"eagle_aux_hidden_state_layer_ids": [1, 2]}, "three are needed"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2]}, "three rising numbers are needed"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}, "a model of 4 layers"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": ["a"]}}, "config.json: "),
         ({"norm_before_fc": True}, "norm_before_fc are not supported"),
@@ -213,11 +211,9 @@ def test_a_broken_checkpoint_is_refused(
 
 def test_models_without_states_of_all_tokens_are_refused(tmp_path: Path) -> None:
     target = tiny_models.make("opt", tmp_path / "opt")
-    folder = eagle3.write(tmp_path / "head", reads=(0, 1, 2))
-    spec = read_spec(tiny_models.make("llama", tmp_path / "llama"))
-    model = load_model(target, read_spec(target), torch.float32, "cpu")
-    config: Any = spec.config
-    place = Placement(torch.float32, torch.device("cpu"))
-    head = read_eagle3(folder, config)
+    config: Any = read_spec(tiny_models.make("llama", tmp_path / "llama")).config
+    head = read_eagle3(eagle3.write(tmp_path / "head", reads=(0, 1, 2)), config)
     with pytest.raises(ModelError, match="cannot draft for OPTForCausalLM"):
-        add_eagle3(model, folder, head, place, 64, "auto", lambda done, total: None)
+        load_with_head(
+            target, replace(read_spec(target), eagle3=head), torch.float32, torch.device("cpu")
+        )

@@ -219,12 +219,12 @@ def test_what_is_not_needed_gets_a_line(serve: Any) -> None:
         ),
         ("serve m --no-enable-chunked-prefill", "prompts are always processed in chunks"),
         (
-            "serve m --speculative-config.method mtp",
-            "--speculative-config: the method 'mtp' is not served yet; only ngram is",
+            "serve m --speculative-config.method medusa",
+            "--speculative-config: the method 'medusa' is not served; ngram, eagle3 and mtp are",
         ),
         (
             "serve m --speculative-config.method lookup",
-            "--speculative-config: method must be ngram, not 'lookup'",
+            "--speculative-config: method must be ngram, eagle3 or mtp, not 'lookup'",
         ),
         (
             "serve m --speculative-config.num_speculative_tokens 65",
@@ -232,7 +232,7 @@ def test_what_is_not_needed_gets_a_line(serve: Any) -> None:
         ),
         (
             "serve m --speculative-config.method eagle --speculative-config.model m2",
-            "--speculative-config: the method 'eagle' is not served yet; only ngram is",
+            "--speculative-config: the method 'eagle' is not served; ngram, eagle3 and mtp are",
         ),
         (
             "serve m --speculative-config.prompt_lookup_max 0",
@@ -249,7 +249,19 @@ def test_what_is_not_needed_gets_a_line(serve: Any) -> None:
         ),
         (
             "serve m --speculative-config.model m2",
-            "--speculative-config: Object contains unknown field `model`",
+            "--speculative-config: model is for the method eagle3; ngram has none",
+        ),
+        (
+            "serve m --speculative-config.method eagle3",
+            "--speculative-config: eagle3 needs model, the folder or hub id of the head",
+        ),
+        (
+            "serve m --speculative-config.method mtp --speculative-config.model m2",
+            "--speculative-config: model is for the method eagle3; mtp has none",
+        ),
+        (
+            "serve m --draft m2 --attention flashinfer",
+            "--speculative-config: eagle3 does not work with attention flashinfer",
         ),
         (
             "serve m --speculative-config.prompt_lookup_min 4 "

@@ -46,10 +46,12 @@ class Drafted(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What ``choose`` decided: sequences that skip the step, and drafts."""
+    """What ``choose`` decided: sequences that skip the step, drafts, and how many tokens a head
+    drafts after the step."""
 
     held: tuple[Sequence, ...] = ()
     drafts: tuple[Drafted, ...] = ()
+    ahead: int = 0
 
 
 NOTHING: Final = Choice()

@@ -91,6 +91,7 @@ class LearnedSpeculation:
         self._kinds: dict[str, Evidence] = {}
         self._most = limits.max_draft_tokens
         self._most_rows = min(limits.max_num_seqs, limits.max_num_batched_tokens)
+        self._most_asked = limits.max_draft_rows or self._most_rows
         self._costs = Costs(times, forecast)
         #: How many are asked for drafts, and whose turn it is.
         self._asked = LEAST_ASKED
@@ -128,20 +129,16 @@ class LearnedSpeculation:
                 assert seq.drafting is not None
                 seq.drafting.hold(found.kind)
             return Choice(held=tuple(each.seq for each in wanting))
-        drafts = [
-            Drafted(
-                seq,
-                start,
-                found.kind,
-                found.tokens[:count],
-                len(seq.tokens) + unknown,
-                found.assumed,
-            )
-            for (seq, start, unknown, found), count in zip(wanting, counts, strict=True)
-            if count
-        ]
+        drafts, ahead = [], 0
+        for (seq, start, unknown, found), count in zip(wanting, counts, strict=True):
+            if found.on_device:
+                ahead, count = max(ahead, count), min(count, batch.num_drafted(seq))
+            if count:
+                tokens = found.tokens[:count]
+                length = len(seq.tokens) + unknown
+                drafts.append(Drafted(seq, start, found.kind, tokens, length, found.assumed))
         self._learn_from_choice(wanting, counts)
-        return Choice(drafts=tuple(drafts))
+        return Choice(drafts=tuple(drafts), ahead=ahead)
 
     def _keeps_out(self, batch: RunningBatch, num_waiting: int) -> bool:
         """Prompts are computed, or wait: drafts would take their room. Or they have lost enough."""
@@ -161,7 +158,7 @@ class LearnedSpeculation:
                 continue
             start = int(batch.computed[seq.slot])
             unknown = start + 1 - len(seq.tokens) - misled.get(seq.id, 0)
-            most = min(self._most, int(batch.stop_at[seq.slot]) - start - 1)
+            most = min(self._most, batch.most_drafts(seq))
             if most <= 0 or not seq.drafting.is_awake(seq.tokens):
                 continue
             asked += 1
@@ -193,7 +190,7 @@ class LearnedSpeculation:
             if not count:
                 each.found.evidence.forget(OWN_FORGOTTEN)
         if any(counts):
-            self._asked = min(2 * self._asked, self._most_rows)
+            self._asked = min(2 * self._asked, self._most_asked)
             return
         self._ask_fewer()
         self._costs.forget()

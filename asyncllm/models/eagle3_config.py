@@ -37,6 +37,7 @@ class Eagle3Config(msgspec.Struct, frozen=True):
     """The settings of a head (Li et al., EAGLE-3, 2025).
 
     Attributes:
+        folder: of its config.json and weights.
         layer: of its only layer, and its vocabulary of input tokens.
         draft_vocab_size: tokens that it can draft.
         target_hidden_size: of the model that it drafts for.
@@ -44,6 +45,7 @@ class Eagle3Config(msgspec.Struct, frozen=True):
         norm_before_residual: what the layer adds to is the normed state.
     """
 
+    folder: Path
     layer: LlamaConfig
     draft_vocab_size: VocabSize
     target_hidden_size: Size
@@ -64,7 +66,7 @@ def read_eagle3(folder: Path, target: DecoderConfig) -> Eagle3Config:
         given = msgspec.convert(raw, _Nested)
         _check_kind(given, raw)
         layer = msgspec.convert(given.transformer_layer_config or raw, LlamaConfig)
-        config = _config(given, layer, target)
+        config = _config(folder, given, layer, target)
         _check(config, target)
     except (msgspec.ValidationError, ModelError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"{path}: {error}", param="speculative_config") from None
@@ -84,8 +86,11 @@ def _check_kind(given: _Nested, raw: dict[str, Any]) -> None:
         raise ModelError("EAGLE-3 heads without use_aux_hidden_state are not supported")
 
 
-def _config(given: _Nested, layer: LlamaConfig, target: DecoderConfig) -> Eagle3Config:
+def _config(
+    folder: Path, given: _Nested, layer: LlamaConfig, target: DecoderConfig
+) -> Eagle3Config:
     return Eagle3Config(
+        folder,
         layer,
         given.draft_vocab_size or layer.vocab_size,
         given.target_hidden_size or target.hidden_size,
@@ -119,9 +124,10 @@ def _check(config: Eagle3Config, target: DecoderConfig) -> None:
             f"draft_vocab_size {config.draft_vocab_size} and vocab_size {layer.vocab_size} must "
             f"not exceed the model's vocab_size, {target.vocab_size}"
         )
-    last = target.num_hidden_layers
-    if len(config.reads) != 3 or not all(0 <= count <= last for count in config.reads):
+    last, reads = target.num_hidden_layers, config.reads
+    rise = list(reads) == sorted(set(reads))
+    if len(reads) != 3 or not rise or not all(0 <= count <= last for count in reads):
         raise ModelError(
-            f"eagle_aux_hidden_state_layer_ids: the head reads states after {config.reads} layers; "
-            f"three are needed, of a model of {last} layers"
+            f"eagle_aux_hidden_state_layer_ids: the head reads states after {reads} layers; three "
+            f"rising numbers are needed, of a model of {last} layers"
         )

@@ -1,0 +1,35 @@
+"""The spec of a model as it is served, with the layer that drafts for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from asyncllm.config import EngineConfig, speculation_of
+from asyncllm.errors import ModelError
+from asyncllm.models.config.base import DecoderConfig
+from asyncllm.models.eagle3_config import read_eagle3
+from asyncllm.models.loading.hub import resolve_folder
+from asyncllm.models.spec import ModelSpec, read_spec
+
+
+def served_spec(folder: Path, config: EngineConfig) -> ModelSpec:
+    """Read the spec of the model in this folder, served with these options.
+
+    Raises:
+        ModelError: it cannot be served, or what is to draft for it does not fit it; the message
+            says why.
+    """
+    spec = read_spec(folder, config.model_overrides, config.quantization)
+    speculation = speculation_of(config)
+    if speculation is None or not speculation.has_head or config.device == "sim":
+        return spec
+    if speculation.method == "mtp":
+        return replace(spec, predicts_ahead=True)
+    if not isinstance(spec.config, DecoderConfig):
+        raise ModelError(
+            f"EAGLE-3 heads cannot draft for {spec.architecture}", param="speculative_config"
+        )
+    head = resolve_folder(speculation.model, None, config.download_dir)
+    return replace(spec, eagle3=read_eagle3(head, spec.config))
