@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from statistics import median_low
 from typing import Final, NamedTuple
 
 from asyncllm.engine.scheduling.forecast import Forecast
@@ -60,7 +59,7 @@ class _Factor:
 
     @property
     def ratio(self) -> float:
-        return median_low(self._seen)
+        return sorted(self._seen)[(len(self._seen) - 1) // 2]
 
     def saw(self, ratio: float) -> None:
         self._seen.append(ratio)
