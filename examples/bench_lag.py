@@ -82,9 +82,7 @@ async def run(url: str, options: argparse.Namespace) -> None:
     before = scrape(url)
     streams = (stream(port, options.max_tokens + i % 97, until) for i in range(options.streams))
     health, long, counts = await asyncio.gather(
-        probes(url, until),
-        long_prompts(url, options.long, until),
-        asyncio.gather(*streams),
+        probes(url, until), long_prompts(url, options.long, until), asyncio.gather(*streams)
     )
     now = scrape(url)
     grown = now["asyncllm_generation_tokens_total"] - before["asyncllm_generation_tokens_total"]

@@ -92,10 +92,7 @@ def first_token(url: str) -> None:
     headers = {"Content-Type": "application/json"}
     request = Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
     while True:
-        with (
-            suppress(URLError, ConnectionError),
-            urlopen(request, timeout=300) as stream,
-        ):
+        with suppress(URLError, ConnectionError), urlopen(request, timeout=300) as stream:
             if any(line.startswith(b"data: {") for line in stream):
                 return
         time.sleep(RETRY_SECONDS)

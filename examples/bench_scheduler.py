@@ -142,10 +142,7 @@ class Load:
                 admissions += len(planned.admitted)
             self.refill()
         return Cost(
-            statistics.median(plans),
-            statistics.median(applies),
-            rows / steps,
-            admissions / steps,
+            statistics.median(plans), statistics.median(applies), rows / steps, admissions / steps
         )
 
 

@@ -29,12 +29,7 @@ if TYPE_CHECKING:
     from asyncllm.llm.async_llm import AsyncLLM
 
 #: The routes that requests may go to.
-URLS: Final = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/embeddings",
-    "/v1/responses",
-)
+URLS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 
 #: Time for handlers to notice that their client is gone.
 _CLOSE_SECONDS: Final = 2.0

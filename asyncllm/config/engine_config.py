@@ -65,12 +65,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         doc("Jinja template for chats, or a file with one; else the model's own", "model", "FILE"),
     ] = None
     tool_parser: Annotated[
-        str,
-        doc("format of the model's tool calls; auto finds it from the chat template", "model"),
+        str, doc("format of the model's tool calls; auto finds it from the chat template", "model")
     ] = "auto"
     reasoning_parser: Annotated[
-        str,
-        doc("format of the model's reasoning; auto finds it from the chat template", "model"),
+        str, doc("format of the model's reasoning; auto finds it from the chat template", "model")
     ] = "auto"
     default_chat_template_kwargs: Annotated[
         dict[str, Any] | None,
@@ -82,8 +80,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     hf_overrides: Annotated[
-        dict[str, Any] | None,
-        doc("values that replace those in the model's config.json", "model"),
+        dict[str, Any] | None, doc("values that replace those in the model's config.json", "model")
     ] = None
     generation_config: Annotated[
         str,
@@ -117,8 +114,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "auto"
     load_format: Annotated[
-        LoadFormat,
-        doc("dummy fills in random weights instead of loading them", "for developers"),
+        LoadFormat, doc("dummy fills in random weights instead of loading them", "for developers")
     ] = "auto"
     device: Annotated[
         str,
@@ -212,8 +208,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 27.0
     prefix_caching: Annotated[
-        bool,
-        doc("keep the KV cache of prompts for later requests with the same prefix", "memory"),
+        bool, doc("keep the KV cache of prompts for later requests with the same prefix", "memory")
     ] = True
     host_kv_gib: Annotated[
         float,

@@ -224,11 +224,7 @@ def apply_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
 
 
 def _encoded(
-    heads: Tensor,
-    norm: Norm | None,
-    spec: AttentionSpec,
-    rope: Tensor | None,
-    positions: Tensor,
+    heads: Tensor, norm: Norm | None, spec: AttentionSpec, rope: Tensor | None, positions: Tensor
 ) -> Tensor:
     """Heads, normalised and rotated."""
     normed = heads if norm is None else rms_norm.reference(heads, norm)

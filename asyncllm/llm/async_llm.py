@@ -105,10 +105,7 @@ class AsyncLLM(ServedModel):
 
     @brief
     async def beam_search(
-        self,
-        prompt: Prompt,
-        params: BeamSearchParams,
-        scheduling: SchedulingParams | None = None,
+        self, prompt: Prompt, params: BeamSearchParams, scheduling: SchedulingParams | None = None
     ) -> list[Beam]:
         """The likeliest continuations of a prompt, best first. Raises like ``generate``."""
         check_kind("params", params, BeamSearchParams)

@@ -20,13 +20,7 @@ from asyncllm.engine.requests.mailbox import Collector
 from asyncllm.engine.requests.reservations import Reservation
 from asyncllm.errors import DeadlineExceeded
 from asyncllm.text.tokenizer import Tokenizer
-from asyncllm.types import (
-    FinishReason,
-    SamplingParams,
-    SchedulingParams,
-    TokenLogprob,
-    Usage,
-)
+from asyncllm.types import FinishReason, SamplingParams, SchedulingParams, TokenLogprob, Usage
 from asyncllm.types.beam_search import Beam, BeamSearchParams
 
 

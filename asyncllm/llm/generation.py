@@ -16,14 +16,7 @@ from asyncllm.engine.requests.reservations import Reservation
 from asyncllm.errors import BadRequest, QueueFull
 from asyncllm.server.model import Model
 from asyncllm.system.event_loop import SLICE_SECONDS, Slices, each_later, sliced
-from asyncllm.types import (
-    Completion,
-    Prompt,
-    SamplingParams,
-    SchedulingParams,
-    Usage,
-    is_single,
-)
+from asyncllm.types import Completion, Prompt, SamplingParams, SchedulingParams, Usage, is_single
 from asyncllm.types.embedding import EmbeddingParams
 from asyncllm.types.sampling_defaults import bounded
 from asyncllm.types.validate import check_kind

@@ -139,10 +139,7 @@ class LLM:
 
     @overload
     def beam_search(  # type: ignore[overload-overlap]
-        self,
-        prompts: Prompt,
-        params: BeamSearchParams,
-        scheduling: SchedulingParams | None = None,
+        self, prompts: Prompt, params: BeamSearchParams, scheduling: SchedulingParams | None = None
     ) -> list[Beam]: ...
     @overload
     def beam_search(

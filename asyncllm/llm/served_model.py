@@ -304,8 +304,7 @@ class ServedModel:
         template = self._started.chat_template
         if template is None:
             raise BadRequest(
-                f"model {self.model_name} has no chat template; use text prompts",
-                param="messages",
+                f"model {self.model_name} has no chat template; use text prompts", param="messages"
             )
         text = await template.render_async(
             list(messages),

@@ -44,12 +44,7 @@ class DecoderLM(CausalLM, Generic[C]):
     has_head_norms = False
     rotates_neighbours = False
 
-    def __init__(
-        self,
-        config: C,
-        place: Placement,
-        max_length: int | None = None,
-    ):
+    def __init__(self, config: C, place: Placement, max_length: int | None = None):
         super().__init__()
         self.config = config
         numbers = range(config.num_hidden_layers)

@@ -229,11 +229,7 @@ FAMILIES = (
     Family("GLM-4", "glm", "GlmForCausalLM", GlmConfig, ("GlmForCausalLM",)),
     Family("GLM-4-0414", "glm", "Glm4ForCausalLM", GlmConfig, ("Glm4ForCausalLM",)),
     Family(
-        "GLM-4.5, 4.6, 4.7",
-        "glm",
-        "Glm4MoeForCausalLM",
-        Glm4MoeConfig,
-        ("Glm4MoeForCausalLM",),
+        "GLM-4.5, 4.6, 4.7", "glm", "Glm4MoeForCausalLM", Glm4MoeConfig, ("Glm4MoeForCausalLM",)
     ),
     Family("gpt-oss", "gpt_oss", "GptOssForCausalLM", GptOssConfig, ("GptOssForCausalLM",)),
     Family(

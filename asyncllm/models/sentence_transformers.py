@@ -12,11 +12,7 @@ from asyncllm.text.model_files import read_json
 from asyncllm.types.embedding import EmbeddingParams, Pooling
 
 #: Poolings by their names there, before and since version 5.
-_POOLINGS: dict[str, Pooling] = {
-    "lasttoken": "last",
-    "mean_tokens": "mean",
-    "mean": "mean",
-}
+_POOLINGS: dict[str, Pooling] = {"lasttoken": "last", "mean_tokens": "mean", "mean": "mean"}
 _PREFIX = "pooling_mode_"
 
 

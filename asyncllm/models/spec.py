@@ -12,11 +12,7 @@ from asyncllm.errors import ModelError
 from asyncllm.models import registry
 from asyncllm.models.config.base import Config
 from asyncllm.models.eagle3_config import Eagle3Config
-from asyncllm.models.quant.config import (
-    Quantization,
-    parse_quantization,
-    served_quantization,
-)
+from asyncllm.models.quant.config import Quantization, parse_quantization, served_quantization
 from asyncllm.models.wrong_files import about_folder
 from asyncllm.text.model_files import read_json
 from asyncllm.types.sampling_defaults import SamplingDefaults

@@ -13,10 +13,7 @@ _NEEDS: Final = (
         r"Deepseek(V2|V3|V4|VL)|Kimi|Glm4MoeLite|GlmMoeDsa|MiniCPM3|Mistral4|LongcatFlash",
         "multi-head latent attention (MLA)",
     ),
-    (
-        r"OlmoHybrid|KimiLinear",
-        "layers with a recurrent state (delta nets of another kind)",
-    ),
+    (r"OlmoHybrid|KimiLinear", "layers with a recurrent state (delta nets of another kind)"),
     (
         r"Mamba|Jamba|Bamba|FalconH1|Zamba|Lfm2Vl|Plamo2|Rwkv|xLSTM"
         r"|RecurrentGemma|MiniMaxText|MiniMaxM1",

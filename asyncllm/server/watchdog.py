@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from aiohttp import web
 
-from asyncllm.server.crash_report import (
-    CrashReports,
-    describe,
-    place_of,
-    stacks_of_all_threads,
-)
+from asyncllm.server.crash_report import CrashReports, describe, place_of, stacks_of_all_threads
 from asyncllm.server.service import SERVICE
 from asyncllm.wire.heartbeat import LENGTHY
 

@@ -19,15 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from asyncllm.supervise.child import (
-    HAND_OVER,
-    LEAVING,
-    MESSAGE_BYTES,
-    PING,
-    READY,
-    received,
-    taken,
-)
+from asyncllm.supervise.child import HAND_OVER, LEAVING, MESSAGE_BYTES, PING, READY, received, taken
 
 #: From a replica, followed by a connection's number: its answer begins. Then where it begins in the
 #: stream of what is ``sent`` to the client; and bytes that end it should the replica die.

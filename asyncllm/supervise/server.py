@@ -10,14 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from asyncllm.supervise.child import (
-    LEAVING,
-    READY,
-    RELOADED,
-    REMEMBER,
-    content_of,
-    send,
-)
+from asyncllm.supervise.child import LEAVING, READY, RELOADED, REMEMBER, content_of, send
 
 #: Between two checks of a child. They are counted, not seconds: a parent that was stopped together
 #: with its children must not blame them.

@@ -91,10 +91,7 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(
-        cls,
-        folder: Path,
-        source: str | None = None,
-        variables: Mapping[str, Any] | None = None,
+        cls, folder: Path, source: str | None = None, variables: Mapping[str, Any] | None = None
     ) -> Self | None:
         """The chat template of a model folder, None if it has none.
 
@@ -341,8 +338,7 @@ def _cut_open_end(rendered: str, final_text: str) -> str:
     end = rendered.rfind(_OPEN_END.strip())
     if end < 0 or final_text.strip() not in rendered:
         raise BadRequest(
-            "the chat template changes the final message: it cannot be continued",
-            param="messages",
+            "the chat template changes the final message: it cannot be continued", param="messages"
         )
     # A template that stripped the marker's space would have stripped the text's, too.
     return rendered[:end] if rendered.startswith(_OPEN_END, end) else rendered[:end].rstrip()

@@ -94,15 +94,13 @@ class LogitParams(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 0.0
     presence_penalty: Annotated[
-        Penalty,
-        _help("make tokens less likely that were already generated, -2 to 2; 0 is off"),
+        Penalty, _help("make tokens less likely that were already generated, -2 to 2; 0 is off")
     ] = 0.0
     frequency_penalty: Annotated[
         Penalty, _help("as --presence-penalty, once for each time a token was used; 0 is off")
     ] = 0.0
     repetition_penalty: Annotated[
-        RepetitionPenalty,
-        _help("above 1, make tokens of prompt and answer less likely; 1 is off"),
+        RepetitionPenalty, _help("above 1, make tokens of prompt and answer less likely; 1 is off")
     ] = 1.0
 
 

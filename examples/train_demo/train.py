@@ -141,10 +141,7 @@ def fit(model: Qwen3, preset: Preset, path: str, device: torch.device, seed: int
     """Train ``model`` for ``preset.seconds``."""
     matrices = [p for name, p in model.named_parameters() if p.ndim > 1 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim == 1 or "embed" in name]
-    groups = [
-        {"params": matrices, "weight_decay": 0.1},
-        {"params": others, "weight_decay": 0.0},
-    ]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=preset.learning_rate, betas=(0.9, 0.98), fused=True)
     pool = Pool(device, seed)
     queue: Queue[Any] = Queue(maxsize=64)
@@ -216,11 +213,7 @@ def save(model: Qwen3, tokenizer: Any, out: Path) -> None:
     eos = [tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")]
     files: dict[str, Any] = {
         "config.json": model.shape.config(eos, pad=eos[1]),
-        "generation_config.json": {
-            "eos_token_id": eos,
-            "pad_token_id": eos[1],
-            "do_sample": False,
-        },
+        "generation_config.json": {"eos_token_id": eos, "pad_token_id": eos[1], "do_sample": False},
         "tokenizer_config.json": tokenizers_of_demo.settings(
             TEMPLATE.read_text(), model.shape.max_length
         ),

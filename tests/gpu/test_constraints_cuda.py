@@ -19,10 +19,7 @@ from tests.gpu.test_graphs import answers, tokens, workload
 from tests.support.engine.waiting import gate, no_waiting
 from tests.support.models.constraining import row_params
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode")]
 
 VOCAB = 50257
 

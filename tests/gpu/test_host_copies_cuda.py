@@ -35,10 +35,7 @@ from tests.support.models.page_copies import (
     worker_of,
 )
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode")]
 
 #: Of an 8B model with grouped heads: 2.25 MiB a page.
 LARGE = Shape(36, 16, 8, 128, torch.bfloat16)

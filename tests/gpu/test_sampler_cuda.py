@@ -17,10 +17,7 @@ from asyncllm.wire.messages import BAD_TOKEN, RowParams
 from tests.support.engine.waiting import no_waiting
 from tests.support.models.constraining import unpacked
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode")]
 
 VOCAB = 50257
 

@@ -14,10 +14,7 @@ from asyncllm.kernels.types import AttentionSpec
 from tests.support.engine.waiting import no_waiting
 from tests.support.models.attending import UNCHANGED, attend, forward_batch
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode")]
 
 HEADS, KV_HEADS, DIM, PAGE_SIZE = 8, 2, 64, 16
 

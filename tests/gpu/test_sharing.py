@@ -94,10 +94,7 @@ def mps() -> Iterator[dict[str, str]]:
         pytest.skip("nvidia-cuda-mps-control is not installed")
     # Names of sockets must be short.
     with tempfile.TemporaryDirectory(prefix="mps-", dir="/tmp") as short:
-        env = {
-            "CUDA_MPS_PIPE_DIRECTORY": f"{short}/pipe",
-            "CUDA_MPS_LOG_DIRECTORY": f"{short}/log",
-        }
+        env = {"CUDA_MPS_PIPE_DIRECTORY": f"{short}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{short}/log"}
         for path in env.values():
             Path(path).mkdir()
         started = subprocess.run(

@@ -171,9 +171,7 @@ def check_not_for_hopper(modules: dict[str, Any], arch: str, shared_kib: int) ->
             assert f".target sm_{arch.replace('.', '')}" in ptx, name
 
 
-def test_two_programs_of_decode_attention_fit_on_a_multiprocessor(
-    compiled: dict[str, Any],
-) -> None:
+def test_two_programs_of_decode_attention_fit_on_a_multiprocessor(compiled: dict[str, Any]) -> None:
     kernels = compiled["decode_hopper"]
     assert len(kernels) == 9
     for *_, shared in kernels:

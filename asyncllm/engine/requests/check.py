@@ -44,8 +44,7 @@ def check_request(prompt_ids: Seq[int], params: SamplingParams, limits: EngineLi
     prompt = _token_array(prompt_ids, limits.vocab_size)
     if any(t >= limits.vocab_size for t in params.stop_token_ids):
         raise BadRequest(
-            f"stop_token_ids must be between 0 and {limits.vocab_size - 1}",
-            param="stop_token_ids",
+            f"stop_token_ids must be between 0 and {limits.vocab_size - 1}", param="stop_token_ids"
         )
     if not is_prepared(params):
         raise BadRequest("constraints on tokens must be made ready by AsyncLLM.prepare")

@@ -16,13 +16,7 @@ from asyncllm.engine.scheduling.step import Emitted
 from asyncllm.engine.stats import EngineStats, Histogram
 from asyncllm.errors import AsyncLLMError, ConstraintError, EngineDead, StepError
 from asyncllm.types import FinishReason, TokenLogprob
-from asyncllm.wire.messages import (
-    BAD_TOKEN,
-    PooledPrompt,
-    RowLogprobs,
-    ScoredPrompt,
-    StepResult,
-)
+from asyncllm.wire.messages import BAD_TOKEN, PooledPrompt, RowLogprobs, ScoredPrompt, StepResult
 
 
 class Cancels:
@@ -74,11 +68,7 @@ class Requests:
     """
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        stats: EngineStats,
-        history: History,
-        clock: Callable[[], float],
+        self, scheduler: Scheduler, stats: EngineStats, history: History, clock: Callable[[], float]
     ):
         self._scheduler = scheduler
         self._stats = stats

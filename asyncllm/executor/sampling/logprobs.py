@@ -31,12 +31,7 @@ class Logprobs:
     """
 
     def __init__(
-        self,
-        logits: Tensor,
-        tokens: Tensor,
-        rows: np.ndarray,
-        wanted: np.ndarray,
-        device: Device,
+        self, logits: Tensor, tokens: Tensor, rows: np.ndarray, wanted: np.ndarray, device: Device
     ):
         self._rows = rows
         self._wanted = wanted

@@ -99,9 +99,7 @@ class GraphedForward:
         )
         #: The input of every graph, which reads it from the beginning.
         self._flat = torch.zeros(
-            padded.max_ints * limits.max_decode_steps,
-            dtype=torch.int32,
-            device=device.torch_device,
+            padded.max_ints * limits.max_decode_steps, dtype=torch.int32, device=device.torch_device
         )
         self._graphs: dict[Kind, _Captured] = {}
         self._missing: deque[Kind] = deque()

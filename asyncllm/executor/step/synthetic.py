@@ -30,12 +30,7 @@ class SyntheticAcceptance:
     """
 
     def __init__(
-        self,
-        forward: StepForward,
-        rate: float,
-        sampler: Sampler,
-        table: SlotTable,
-        device: Device,
+        self, forward: StepForward, rate: float, sampler: Sampler, table: SlotTable, device: Device
     ):
         self._forward = forward
         self._rate = rate

@@ -38,13 +38,7 @@ class PeerProcess:
     """
 
     def __init__(
-        self,
-        rank: int,
-        module: str,
-        settings: object,
-        fds: Collection[int] = (),
-        *,
-        name: str = "",
+        self, rank: int, module: str, settings: object, fds: Collection[int] = (), *, name: str = ""
     ):
         """Start ``python -P -m module``, whose main begins with ``enter_team``.
 

@@ -12,13 +12,7 @@ from asyncllm.kernels.types.recurrent import StateRows
 
 @in_triton("recurrent.convolution")
 def short_convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    inputs: Tensor,
-    rows: StateRows,
-    *,
-    silu: bool,
+    x: Tensor, weight: Tensor, bias: Tensor | None, inputs: Tensor, rows: StateRows, *, silu: bool
 ) -> Tensor:
     """Convolve each channel of each row over its last tokens, earlier steps' included.
 

@@ -15,12 +15,7 @@ import torch
 
 from asyncllm.config import EngineConfig, EngineLimits
 from asyncllm.errors import ModelError
-from asyncllm.executor.memory.limits import (
-    GpuMemory,
-    graph_bytes,
-    resolve_limits,
-    step_tokens,
-)
+from asyncllm.executor.memory.limits import GpuMemory, graph_bytes, resolve_limits, step_tokens
 from asyncllm.executor.memory.profile import StepMemory
 from asyncllm.executor.sim.cost import H200
 from asyncllm.executor.startup.step_memory import step_memory

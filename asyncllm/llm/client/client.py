@@ -206,10 +206,7 @@ class Client:
     # -- requests --------------------------------------------------------------------------------
 
     async def _body(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None,
-        scheduling: SchedulingParams | None,
+        self, prompt: Prompt, params: SamplingParams | None, scheduling: SchedulingParams | None
     ) -> tuple[str, dict[str, Any]]:
         """The route for a prompt, and what to post there."""
         check_kind("params", params, SamplingParams)

@@ -5,15 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Final, Literal
 
 from asyncllm.errors import ModelError
-from asyncllm.models.config.base import (
-    FULL,
-    LINEAR,
-    Experts,
-    MoeConfig,
-    Size,
-    SizeOrZero,
-    Width,
-)
+from asyncllm.models.config.base import FULL, LINEAR, Experts, MoeConfig, Size, SizeOrZero, Width
 from asyncllm.models.rope import RopeConfig
 from asyncllm.models.state import StateShape, StepLimit, step_limits
 

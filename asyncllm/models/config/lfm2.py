@@ -6,13 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from asyncllm.models.config.base import (
-    FULL,
-    Experts,
-    MoeConfig,
-    Size,
-    Width,
-)
+from asyncllm.models.config.base import FULL, Experts, MoeConfig, Size, Width
 from asyncllm.models.state import StateShape
 
 CONVOLUTION = "conv"

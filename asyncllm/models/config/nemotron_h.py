@@ -7,15 +7,7 @@ from typing import ClassVar, Final
 import msgspec
 
 from asyncllm.errors import ModelError
-from asyncllm.models.config.base import (
-    FULL,
-    LINEAR,
-    Count,
-    Experts,
-    MoeConfig,
-    Size,
-    Width,
-)
+from asyncllm.models.config.base import FULL, LINEAR, Count, Experts, MoeConfig, Size, Width
 from asyncllm.models.rope import RopeConfig
 from asyncllm.models.state import StateShape, StepLimit, step_limits
 

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from asyncllm.models.config.base import (
-    FULL,
-    SLIDING,
-    Count,
-    DecoderConfig,
-    MoeConfig,
-    Size,
-    Window,
-)
+from asyncllm.models.config.base import FULL, SLIDING, Count, DecoderConfig, MoeConfig, Size, Window
 
 
 class Qwen2Config(DecoderConfig, frozen=True, kw_only=True):

@@ -46,12 +46,7 @@ class Ministral3ForCausalLM(DecoderLM[Ministral3Config]):
 
     attention_type = ScaledQueryAttention
 
-    def __init__(
-        self,
-        config: Ministral3Config,
-        place: Placement,
-        max_length: int | None = None,
-    ):
+    def __init__(self, config: Ministral3Config, place: Placement, max_length: int | None = None):
         super().__init__(config, place, max_length)
         scales = _query_scales(config, max_length or config.context_length, place.device)
         for module in self.modules():

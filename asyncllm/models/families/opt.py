@@ -24,12 +24,7 @@ _POSITION_OFFSET = 2
 class OPTForCausalLM(CausalLM):
     """Learned positions and layer norms, before or (350M) after attention and MLP."""
 
-    def __init__(
-        self,
-        config: OPTConfig,
-        place: Placement,
-        max_length: int | None = None,
-    ):
+    def __init__(self, config: OPTConfig, place: Placement, max_length: int | None = None):
         super().__init__()
         head_dim = config.head_size(0)
         heads = config.num_attention_heads

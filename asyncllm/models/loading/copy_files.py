@@ -97,11 +97,7 @@ class _Staged(NamedTuple):
 
 
 def _stage(
-    file: Path,
-    reader: Reader,
-    sources: list[Source],
-    device: torch.device,
-    stream: WeightStream,
+    file: Path, reader: Reader, sources: list[Source], device: torch.device, stream: WeightStream
 ) -> Iterator[int]:
     """Stream tensors to the device, where they are converted; a part of the file at a time."""
     pending: list[Source] = []
@@ -123,9 +119,7 @@ def _headers(stored: Header | StoredMatrix) -> list[Header]:
     return [stored] if isinstance(stored, Header) else list(stored.tensors.values())
 
 
-def _split(
-    sources: list[Source],
-) -> tuple[dict[str, Tensor], dict[str, Sliced], list[Source]]:
+def _split(sources: list[Source]) -> tuple[dict[str, Tensor], dict[str, Sliced], list[Source]]:
     """Places by name of tensors, and of rows of tensors, that only change their dtype; the rest."""
     plain: dict[str, Tensor] = {}
     rows: dict[str, Sliced] = {}

@@ -18,13 +18,7 @@ from asyncllm.models.eagle3_config import Eagle3Config
 from asyncllm.models.layers.parameter import Placement
 from asyncllm.models.loading.checkpoint import Header, read_headers, read_tensor
 from asyncllm.models.loading.copy_files import copy_files
-from asyncllm.models.loading.loader import (
-    Progress,
-    fill_dummy,
-    load_model,
-    make_model,
-    match,
-)
+from asyncllm.models.loading.loader import Progress, fill_dummy, load_model, make_model, match
 from asyncllm.models.loading.weight_files import weight_files
 from asyncllm.models.loading.weight_stream import WeightStream
 from asyncllm.models.spec import ModelSpec

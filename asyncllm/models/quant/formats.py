@@ -112,10 +112,7 @@ def mxfp4_shape(name: str, blocks: Shape, scales: Shape) -> list[int]:
         ModelError: the tensors do not fit each other.
     """
     half = MXFP4_BLOCK // 2
-    fits = len(scales) == 3 and list(blocks) in (
-        [*scales, half],
-        [*scales[:2], scales[2] * half],
-    )
+    fits = len(scales) == 3 and list(blocks) in ([*scales, half], [*scales[:2], scales[2] * half])
     if not fits:
         raise ModelError(
             f"{name}_blocks has shape {list(blocks)} and {name}_scales {list(scales)}, expected "

@@ -7,13 +7,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from asyncllm.server.chat.requests import (
-    Count,
-    GeneratingFields,
-    StopStrings,
-    TokenBudget,
-    any_of,
-)
+from asyncllm.server.chat.requests import Count, GeneratingFields, StopStrings, TokenBudget, any_of
 
 MAX_MESSAGES: Final = 8192
 

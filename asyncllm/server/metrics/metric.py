@@ -116,8 +116,7 @@ def write(
 
 
 def _samples(
-    metric: Metric[S],
-    value: float | Mapping[Any, float] | Histogram,
+    metric: Metric[S], value: float | Mapping[Any, float] | Histogram
 ) -> Iterator[tuple[str, str, float]]:
     """What is added to the metric's name, the sample's own labels, and the number."""
     if isinstance(value, Histogram):

@@ -275,10 +275,7 @@ def _thinking(think: Think | None, model: str, formats: Formats) -> dict[str, An
     if think and formats.reasoning is None:
         raise BadRequest(f"{model} does not support thinking", param="think")
     effort = think if isinstance(think, str) else None
-    return {
-        "chat_template_kwargs": {"enable_thinking": bool(think)},
-        "reasoning_effort": effort,
-    }
+    return {"chat_template_kwargs": {"enable_thinking": bool(think)}, "reasoning_effort": effort}
 
 
 def _prompted(body: OllamaGenerateRequest) -> list[dict[str, Any]]:

@@ -138,11 +138,7 @@ def logprobs_of(body: ResponsesRequest) -> int | None:
 
 
 def response_of(
-    body: ResponsesRequest,
-    chat: ChatRequest,
-    params: SamplingParams,
-    model: str,
-    numbers: Numbers,
+    body: ResponsesRequest, chat: ChatRequest, params: SamplingParams, model: str, numbers: Numbers
 ) -> Response:
     """The response before it is generated; of one of several replicas, its id names it."""
     effort = None if body.reasoning is None else body.reasoning.effort

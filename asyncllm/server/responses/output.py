@@ -133,13 +133,7 @@ class CallItem(OpenItem):
 
 
 def open_item(
-    event: Event,
-    response_id: str,
-    index: int,
-    events: EventWriter,
-    offers: Offers,
-    *,
-    seals: bool,
+    event: Event, response_id: str, index: int, events: EventWriter, offers: Offers, *, seals: bool
 ) -> OpenItem:
     """The item that an event begins; its id is as unique as the response's."""
     unique = item_id("", response_id, index)

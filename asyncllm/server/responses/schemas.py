@@ -24,10 +24,7 @@ Status: TypeAlias = Literal[
 ]
 FailureCode: TypeAlias = Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
 #: By the HTTP status of the error.
-FAILURE_CODES: Final[dict[int, FailureCode]] = {
-    400: "invalid_prompt",
-    429: "rate_limit_exceeded",
-}
+FAILURE_CODES: Final[dict[int, FailureCode]] = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 
 class InputTokensDetails(Answer, kw_only=True):

@@ -65,10 +65,7 @@ _TAGGED_FORMATS = (
         "qwen3_coder",
         calls=(
             CallSyntax(
-                "<tool_call>",
-                json=_JSON,
-                named=_QWEN_FUNCTION,
-                end=("</function>", "</tool_call>"),
+                "<tool_call>", json=_JSON, named=_QWEN_FUNCTION, end=("</function>", "</tool_call>")
             ),
             # The models leave out the first tag at times.
             CallSyntax(

@@ -118,8 +118,7 @@ PROBES: Final = (
 CALL_PROBES: Final = (
     Probe([Q, CALLS, R1, MORE, R2, A, NEXT], [_AS_TEXT]),
     Probe(
-        [Q, {**CALLS, "tool_calls": [_ONE, _TWO]}, R1, R2, A, NEXT],
-        [{"calls": "single"}, _AS_TEXT],
+        [Q, {**CALLS, "tool_calls": [_ONE, _TWO]}, R1, R2, A, NEXT], [{"calls": "single"}, _AS_TEXT]
     ),
     Probe([Q, {**CALLS, "content": "Probesix answers."}, R1, A, NEXT], _APART),
     Probe([Q, {**CALLS, "content": "Probesix answers."}, R1], _APART),

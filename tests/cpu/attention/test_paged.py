@@ -14,15 +14,7 @@ from asyncllm.attention.paged import PagedBackend
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.kernels.types import PrefillRows
 from tests.support.models.attending import UNCHANGED, forward_batch
-from tests.support.models.paged_world import (
-    DIM,
-    HEADS,
-    PAGE_SIZE,
-    SLOTS,
-    World,
-    row_lists,
-    specs,
-)
+from tests.support.models.paged_world import DIM, HEADS, PAGE_SIZE, SLOTS, World, row_lists, specs
 
 
 @given(
@@ -93,12 +85,7 @@ def test_the_last_tokens_of_rows_can_be_attended_alone(
 
 
 def assert_same(
-    world: World,
-    backend: PagedBackend,
-    qkv: Tensor,
-    plan: Any,
-    expected: Tensor,
-    padding: int = 3,
+    world: World, backend: PagedBackend, qkv: Tensor, plan: Any, expected: Tensor, padding: int = 3
 ) -> None:
     """With tokens of no row behind those of the rows."""
     batch = forward_batch(backend, world.rows, world.table, PAGE_SIZE, plan=plan)

@@ -182,13 +182,7 @@ def test_layers_with_and_without_a_window_share_a_plan() -> None:
     for layer, window in ((0, 6), (1, None)):
         spec = make_spec(case, layer, window=window)
         out = attend(
-            backend,
-            case.fused(order),
-            spec,
-            case.rows,
-            case.table,
-            case.pool.page_size,
-            plan=plan,
+            backend, case.fused(order), spec, case.rows, case.table, case.pool.page_size, plan=plan
         )
         want = torch.cat([case.reference(i, spec) for i in order])
         torch.testing.assert_close(out.double(), want, rtol=0, atol=1e-5)

@@ -313,9 +313,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
-def test_the_end_of_a_worker_gives_the_host_tier_back(
-    folder_of: Callable[[str], Path],
-) -> None:
+def test_the_end_of_a_worker_gives_the_host_tier_back(folder_of: Callable[[str], Path]) -> None:
     folder = folder_of("llama")
     before = resident_bytes()
     worker = build(folder, host_kv_gib=0.25)

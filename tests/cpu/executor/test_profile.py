@@ -14,12 +14,7 @@ from asyncllm import demo
 from asyncllm.attention.sdpa import SdpaBackend
 from asyncllm.executor.device import CpuDevice
 from asyncllm.executor.memory.kv_pool import KVPool
-from asyncllm.executor.memory.profile import (
-    StepSize,
-    captured_step,
-    largest_steps,
-    measure_step,
-)
+from asyncllm.executor.memory.profile import StepSize, captured_step, largest_steps, measure_step
 from asyncllm.executor.sampling.needs import Level
 from asyncllm.executor.sampling.sampler import Sampler
 from asyncllm.executor.step.eager import EagerForward

@@ -65,16 +65,10 @@ def run(
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
 @pytest.mark.parametrize(
-    "params",
-    [GREEDY, DRAWN, LOGPROBS, PENALISED],
-    ids=["greedy", "drawn", "logprobs", "penalised"],
+    "params", [GREEDY, DRAWN, LOGPROBS, PENALISED], ids=["greedy", "drawn", "logprobs", "penalised"]
 )
 @torch.inference_mode()
-def test_a_draft_is_verified(
-    model: CausalLM,
-    params: RowParams,
-    graphs: bool,
-) -> None:
+def test_a_draft_is_verified(model: CausalLM, params: RowParams, graphs: bool) -> None:
     plain = runner_of(model, params, graphs=False)
     wanted, logprobs = [], []
     for after in range(5):
@@ -143,8 +137,7 @@ def test_steps_follow_before_the_result_is_known(
 
 
 def test_rows_with_drafts_have_a_column_for_each_sample(
-    folder_of: Callable[[str], Path],
-    model: CausalLM,
+    folder_of: Callable[[str], Path], model: CausalLM
 ) -> None:
     table, _, _ = prepared(model)
     rows = np.array([(0, 24, 1), (1, 25, 3), (2, 30, 2), (3, 0, 5), (4, 10, 10)], dtype=np.int32)

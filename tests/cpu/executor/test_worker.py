@@ -18,14 +18,7 @@ from asyncllm.executor.step.capture import end_capture
 from asyncllm.executor.worker import Worker
 from asyncllm.wire.channel import FLUSH
 from asyncllm.wire.heartbeat import Heartbeat, OperationName
-from asyncllm.wire.messages import (
-    Admit,
-    RowParams,
-    StepPlan,
-    StepResult,
-    encode,
-    pack,
-)
+from asyncllm.wire.messages import Admit, RowParams, StepPlan, StepResult, encode, pack
 from tests.support.engine.scheduling import limits
 
 
@@ -270,10 +263,7 @@ def test_a_capture_that_ends_well_needs_nothing_else(told: list[tuple[Any, ...]]
 def test_the_allocator_leaves_the_pool_of_an_invalid_capture(told: list[tuple[Any, ...]]) -> None:
     with pytest.raises(RuntimeError, match="invalidated"):
         end_capture(Graph(RuntimeError("invalidated")), POOL, PLACE)  # type: ignore[arg-type]
-    assert told == [
-        ("_cuda_endAllocateToPool", 1, POOL),
-        ("_cuda_releasePool", 1, POOL),
-    ]
+    assert told == [("_cuda_endAllocateToPool", 1, POOL), ("_cuda_releasePool", 1, POOL)]
 
 
 def test_a_pool_that_was_left_is_not_released_twice(

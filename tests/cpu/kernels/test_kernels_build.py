@@ -304,8 +304,7 @@ for folder in folders:
 
 
 @pytest.mark.parametrize(
-    ("arch", "needed"),
-    [("9.0a", {"flashinfer": True, "auto": False}), ("8.0", {"auto": True})],
+    ("arch", "needed"), [("9.0a", {"flashinfer": True, "auto": False}), ("8.0", {"auto": True})]
 )
 def test_our_kernels_that_flashinfer_needs_are_discovered(
     arch: str, needed: dict[str, bool], folder_of: Callable[[str], Path]

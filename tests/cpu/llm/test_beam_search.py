@@ -211,9 +211,7 @@ async def test_cancelling_leaves_nothing_behind(folder_of: Callable[[str], Path]
         await task
 
 
-async def test_a_search_pins_its_prompt_or_is_short_lived(
-    folder_of: Callable[[str], Path],
-) -> None:
+async def test_a_search_pins_its_prompt_or_is_short_lived(folder_of: Callable[[str], Path]) -> None:
     async with AsyncLLM(folder_of("llama"), **OPTIONS) as llm:
         params = BeamSearchParams(beam_width=2, max_tokens=3, ignore_eos=True)
         await llm.beam_search(prompt_of(50), params, SchedulingParams(cache_ttl_s=0))

@@ -13,15 +13,7 @@ from pytest_aiohttp import AiohttpServer
 
 from asyncllm import AsyncLLM, Client, EmbeddingParams, SamplingParams
 from asyncllm.errors import BadRequest
-from asyncllm.text.grammar import (
-    Choice,
-    Ebnf,
-    JsonObject,
-    JsonSchema,
-    Regex,
-    StructuralTags,
-    Tag,
-)
+from asyncllm.text.grammar import Choice, Ebnf, JsonObject, JsonSchema, Regex, StructuralTags, Tag
 from asyncllm.types import Reasoning, TokenDelta
 
 PROMPTS: list[Any] = [

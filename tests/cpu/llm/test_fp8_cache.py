@@ -204,9 +204,7 @@ def _scales_of(folder: Path) -> dict[int, Tensor]:
         return kv_scales(*source, torch.float32, device, Alone())
 
 
-def test_measured_scales_leave_room_and_are_powers_of_two(
-    folder_of: Callable[[str], Path],
-) -> None:
+def test_measured_scales_leave_room_and_are_powers_of_two(folder_of: Callable[[str], Path]) -> None:
     scales = _scales_of(folder_of("gemma4"))
     again = _scales_of(folder_of("gemma4"))
     assert all(torch.equal(again[layer], found) for layer, found in scales.items())

@@ -47,11 +47,7 @@ def mtp_options(
 ) -> dict[str, Any]:
     Reference(family, folder)
     text = folder_of("llama")
-    return {
-        "model": str(folder),
-        "tokenizer": str(text),
-        "speculative_config": {"method": "mtp"},
-    }
+    return {"model": str(folder), "tokenizer": str(text), "speculative_config": {"method": "mtp"}}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["eagle3", "qwen3_5"])

@@ -120,11 +120,7 @@ def test_rotation_leaves_lengths_and_the_rest_of_a_head_alone(distance: int | No
 @pytest.mark.parametrize("place", [FLOAT32, BFLOAT16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("ours", "theirs"),
-    [
-        (RMSNorm, LlamaRMSNorm),
-        (GemmaRMSNorm, Gemma2RMSNorm),
-        (Float32RMSNorm, Gemma4RMSNorm),
-    ],
+    [(RMSNorm, LlamaRMSNorm), (GemmaRMSNorm, Gemma2RMSNorm), (Float32RMSNorm, Gemma4RMSNorm)],
 )
 def test_norms_round_as_in_transformers(ours: Any, theirs: Any, place: Placement) -> None:
     norm, reference = ours(64, 1e-6, place), theirs(64, eps=1e-6).to(place.dtype)

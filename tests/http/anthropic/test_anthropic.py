@@ -107,11 +107,7 @@ def test_answers_may_be_passed_back(client: anthropic.Anthropic, server: Server)
     assert given[5] == {"role": "user", "content": "and now?"}
     assert options["tools"][0] == {
         "type": "function",
-        "function": {
-            "name": "add",
-            "description": "Adds.",
-            "parameters": ADD["input_schema"],
-        },
+        "function": {"name": "add", "description": "Adds.", "parameters": ADD["input_schema"]},
     }
 
 

@@ -324,11 +324,7 @@ def test_given_lengths(server: ServerProcess, tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("p.csv", "prompt,max_tokens\nhi,3\nho,x\n", "line 3: 'max_tokens' is not a number: 'x'"),
-        (
-            "p.csv",
-            "prompt,max_tokens\nhi,0\n",
-            "line 2: 'max_tokens' must be a whole number",
-        ),
+        ("p.csv", "prompt,max_tokens\nhi,0\n", "line 2: 'max_tokens' must be a whole number"),
         ("p.csv", "prompt,arrival\nhi,1\nho,\n", "line 3: no arrival, which other prompts have"),
         ("p.csv", "prompt,arrival\nhi,-1\n", "line 2: 'arrival' is not a number: '-1'"),
         ("p.csv", "prompt,x\n,1\n", "line 2: the prompt is empty"),

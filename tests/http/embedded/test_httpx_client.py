@@ -85,12 +85,7 @@ REQUESTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "preflight": (
         "OPTIONS",
         "/v1/completions",
-        {
-            "headers": {
-                "Origin": "https://a.example",
-                "Access-Control-Request-Method": "POST",
-            }
-        },
+        {"headers": {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}},
     ),
 }
 

@@ -50,9 +50,7 @@ VALUES = st.recursive(
 )
 
 quick = settings(
-    max_examples=150,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=150, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

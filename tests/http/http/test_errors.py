@@ -63,12 +63,7 @@ BOTH: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"response_format": {"type": "json_schema"}}, 400, "response_format", None),
     ({"response_format": {"type": "xml"}}, 400, "response_format.type", None),
     ({"guided_json": 1}, 400, "guided_json", None),
-    (
-        {"structured_outputs": {"json": {}, "regex": "a"}},
-        400,
-        "structured_outputs.regex",
-        None,
-    ),
+    ({"structured_outputs": {"json": {}, "regex": "a"}}, 400, "structured_outputs.regex", None),
     ({"use_beam_search": True, "temperature": 1}, 400, "temperature", None),
     ({"use_beam_search": True, "stop": "a"}, 400, "stop", None),
     ({"use_beam_search": True, "presence_penalty": 1}, 400, "presence_penalty", None),

@@ -113,10 +113,7 @@ def test_a_client_that_does_not_read_is_cut_off(
 
 @pytest.mark.parametrize("cause", ["stalled", "behind"])
 def test_a_stream_that_is_not_read_is_cut_off(
-    server: Server,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    cause: str,
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cause: str
 ) -> None:
     monkeypatch.setattr(sse, "MERGE_BYTES", 1024)
     if cause == "stalled":

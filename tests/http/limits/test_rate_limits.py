@@ -33,10 +33,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         "three requests-per-minute=unlimited tokens-per-minute=unlimited\n"
     )
     config = ServerConfig(
-        api_key_file=str(file),
-        requests_per_minute=50,
-        tokens_per_minute=LIMIT,
-        cors_origin=("*",),
+        api_key_file=str(file), requests_per_minute=50, tokens_per_minute=LIMIT, cors_origin=("*",)
     )
     with serving(config=config) as running:
         yield running

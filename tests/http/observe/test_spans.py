@@ -97,7 +97,7 @@ async def test_a_request(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
         "gen_ai.response.finish_reasons": ("length",),
     }
     assert [event.name for event in span.events] == [
-        *("queued", "admitted", "first_token", "finished"),
+        *("queued", "admitted", "first_token", "finished")
     ]
     assert events(span)["admitted"].keys() == {"step", "slot", "cached_tokens"}
     assert span.start_time is not None

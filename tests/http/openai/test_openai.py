@@ -325,11 +325,7 @@ def test_client_chat_stream(client: openai.OpenAI) -> None:
     texts = ["", ""]
     usage = None
     for chunk in client.chat.completions.create(
-        model="fake",
-        messages=HELLO,
-        n=2,
-        stream=True,
-        stream_options={"include_usage": True},
+        model="fake", messages=HELLO, n=2, stream=True, stream_options={"include_usage": True}
     ):
         usage = chunk.usage
         for choice in chunk.choices:

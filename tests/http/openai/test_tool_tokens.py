@@ -27,10 +27,7 @@ DEEPSEEK = ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep")
 FORMATS: dict[str, tuple[tuple[str, ...], str]] = {
     "hermes": (("<tool_call>", "</tool_call>"), "<tool_call>"),
     "mistral": (("[TOOL_CALLS]",), "[TOOL_CALLS]"),
-    "deepseek_v31": (
-        tuple(f"<｜tool▁{name}｜>" for name in DEEPSEEK),
-        "<｜tool▁calls▁begin｜>",
-    ),
+    "deepseek_v31": (tuple(f"<｜tool▁{name}｜>" for name in DEEPSEEK), "<｜tool▁calls▁begin｜>"),
     "harmony": (
         ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>", "<|call|>", "<|return|>"),
         "<|channel|>",

@@ -302,11 +302,7 @@ WAITED = """(async (trace) => {
     ],
 )
 def test_times_in_the_queue_add_up(
-    page: Tab,
-    events: list[tuple[str, float]],
-    waited: dict[str, float],
-    ended: float,
-    whole: float,
+    page: Tab, events: list[tuple[str, float]], waited: dict[str, float], ended: float, whole: float
 ) -> None:
     trace = {
         "events": [{"kind": kind, "at_ms": at} for kind, at in events],

@@ -14,13 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.http.process.test_supervise import (
-    STREAM,
-    Supervised,
-    children,
-    supervised,
-    until,
-)
+from tests.http.process.test_supervise import STREAM, Supervised, children, supervised, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="supervision needs Linux")
 

@@ -133,10 +133,7 @@ def test_instructions_and_items(client: openai.OpenAI, server: Server) -> None:
             "role": "assistant",
             "content": None,
             "reasoning_content": "thought",
-            "tool_calls": [
-                call("c", "add", '{"a": 1}'),
-                call("d", "wait", "{}"),
-            ],
+            "tool_calls": [call("c", "add", '{"a": 1}'), call("d", "wait", "{}")],
         },
         {"role": "tool", "tool_call_id": "c", "content": "7"},
         {"role": "tool", "tool_call_id": "d", "content": "done"},

@@ -16,12 +16,7 @@ from tests.support.server.serving import Server
 PATCH = '*** Begin Patch\n*** Add File: a\n+"é"\n*** End Patch\n'
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: begin_patch hunk+ end_patch"}
 SHELL: Any = {"type": "function", "name": "shell", "parameters": {}}
-CUSTOM: Any = {
-    "type": "custom",
-    "name": "apply_patch",
-    "description": "Edits.",
-    "format": GRAMMAR,
-}
+CUSTOM: Any = {"type": "custom", "name": "apply_patch", "description": "Edits.", "format": GRAMMAR}
 SPACE: Any = {
     "type": "namespace",
     "name": "mcp__notes__",
@@ -337,7 +332,7 @@ def test_a_compaction_among_responses(server: Server, stream: bool) -> None:
         assert answer.events[-2]["item"] == item
     messages, options = seen(server)
     assert [m["content"] for m in messages[:-1]] == [
-        *("Be brief.", "One?", None, "ok", "Two.", "Three?"),
+        *("Be brief.", "One?", None, "ok", "Two.", "Three?")
     ]
     assert [tool["function"]["name"] for tool in options["tools"]] == ["shell"]
     asked = messages[-1]["content"]
@@ -362,9 +357,7 @@ def test_compacting(server: Server, client: openai.OpenAI, document: dict[str, A
     assert server.post(f"{RESPONSES}/compact", {}).status == 400
 
 
-def test_a_conversation_that_is_too_long_is_compacted_without_its_beginning(
-    server: Server,
-) -> None:
+def test_a_conversation_that_is_too_long_is_compacted_without_its_beginning(server: Server) -> None:
     turns = [{"role": "user", "content": f"{i} {'a' * 400}"} for i in range(12)]
     plain = server.llm.chat_template
     try:

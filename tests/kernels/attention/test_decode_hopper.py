@@ -30,11 +30,7 @@ from asyncllm.kernels.triton.attention.decode_hopper import (
     launch,
     supports,
 )
-from asyncllm.kernels.triton.attention.decode_launch import (
-    MAX_PROGRAMS,
-    UNENCODED,
-    workspace_of,
-)
+from asyncllm.kernels.triton.attention.decode_launch import MAX_PROGRAMS, UNENCODED, workspace_of
 from asyncllm.kernels.triton.qk_norm_rope import encode_heads
 from asyncllm.kernels.types import AttentionSpec, DecodeRows
 

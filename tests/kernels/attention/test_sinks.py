@@ -91,10 +91,7 @@ def test_prefill(case: Case) -> None:
     prefill_attention(q, *pages, rows, spec, sinks=sinks, out=out)
     tolerance = TOLERANCE[case.dtype]
     torch.testing.assert_close(
-        out[: step.tokens].float(),
-        expected[: step.tokens].float(),
-        atol=tolerance,
-        rtol=tolerance,
+        out[: step.tokens].float(), expected[: step.tokens].float(), atol=tolerance, rtol=tolerance
     )
 
 

@@ -18,11 +18,7 @@ DEVICE = torch.device("cuda")
 NUM_SLOTS = 24
 MAX_LENGTH = 4096
 #: Absolute and relative.
-TOLERANCE = {
-    torch.bfloat16: (1e-2, 2e-2),
-    torch.float16: (2e-3, 4e-3),
-    torch.float32: (1e-5, 1e-5),
-}
+TOLERANCE = {torch.bfloat16: (1e-2, 2e-2), torch.float16: (2e-3, 4e-3), torch.float32: (1e-5, 1e-5)}
 
 
 @dataclass(frozen=True)

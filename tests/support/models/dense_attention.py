@@ -55,12 +55,7 @@ class DenseBackend:
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    spec: AttentionSpec,
-    start: int,
-    sinks: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, start: int, sinks: Tensor | None = None
 ) -> Tensor:
     """Attention of queries at positions from ``start`` over all keys: [n, heads, head_dim]."""
     group = spec.num_heads // spec.num_kv_heads

@@ -152,11 +152,7 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": WINDOW,
             "rope_parameters": {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
-                "full_attention": {
-                    "rope_type": "linear",
-                    "rope_theta": 1_000_000.0,
-                    "factor": 8.0,
-                },
+                "full_attention": {"rope_type": "linear", "rope_theta": 1_000_000.0, "factor": 8.0},
             },
         },
     ),
@@ -286,7 +282,7 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_key_value_heads": 2,
             "head_dim": 32,
             "layers_block_type": [
-                *("linear_attention", "moe", "full_attention", "mlp", "linear_attention", "moe"),
+                *("linear_attention", "moe", "full_attention", "mlp", "linear_attention", "moe")
             ],
             "intermediate_size": 96,
             "mamba_num_heads": 8,

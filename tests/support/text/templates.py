@@ -189,10 +189,7 @@ OTHER_CALLS = {
         ),
         "<start>call:f{a:1}<stop><start>call:f{}<stop>",
     ),
-    "Python in tags": (
-        "<py>\n" + _each(_PYTHON, "\n") + "\n</py>",
-        "<py>\nf(a=1)\nf()\n</py>",
-    ),
+    "Python in tags": ("<py>\n" + _each(_PYTHON, "\n") + "\n</py>", "<py>\nf(a=1)\nf()\n</py>"),
     "id after the name": (
         _each("<do>{{ f.name }}<id>{{ c.id }}<with>{{ f.arguments | tojson }}</do>"),
         '<do>f<id>call_7<with>{"a": 1}</do><do>f<with>{}</do>',

@@ -184,8 +184,7 @@ def test_a_reader_that_has_had_enough_is_no_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "shown"),
-    [([], "asyncllm chat  "), (["bench"], "offline"), (["kernels"], "build")],
+    ("words", "shown"), [([], "asyncllm chat  "), (["bench"], "offline"), (["kernels"], "build")]
 )
 def test_without_a_command_there_is_help(
     words: list[str], shown: str, capsys: pytest.CaptureFixture[str]

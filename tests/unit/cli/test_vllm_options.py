@@ -143,10 +143,7 @@ LINES: Final[list[tuple[str, dict[str, Any]]]] = [
         {
             "model": "m",
             "default_chat_template_kwargs": {"enable_thinking": False, "effort": "low"},
-            "hf_overrides": {
-                "rope_scaling": {"factor": 4, "rope_type": "yarn"},
-                "rope_theta": 1e6,
-            },
+            "hf_overrides": {"rope_scaling": {"factor": 4, "rope_type": "yarn"}, "rope_theta": 1e6},
         },
     ),
     (
@@ -354,12 +351,7 @@ def test_arguments_of_the_library(caplog: pytest.LogCaptureFixture) -> None:
             "speculative_config": None,
         },
     )
-    assert changes(config) == {
-        "model": "m",
-        "tp": 2,
-        "cuda_graphs": False,
-        "max_model_len": 16000,
-    }
+    assert changes(config) == {"model": "m", "tp": 2, "cuda_graphs": False, "max_model_len": 16000}
     assert caplog.messages == [
         "trust_remote_code is not needed: no code of a model's repository is run"
     ]

@@ -164,11 +164,7 @@ def test_chunks_make_a_sequence() -> None:
         scores.add(scored(3, 1, 3)),
         scores.add(scored(0, 3, 4)),
         scores.add(scored(0, 4, 5)),
-    ] == [
-        False,
-        False,
-        True,
-    ]
+    ] == [False, False, True]
     expected = [None, *map(entry, range(1, 5))]
     assert list(scores) == expected
     assert scores == expected

@@ -122,9 +122,6 @@ def test_what_got_past_all_other_checks_is_refused_before_it_is_sent() -> None:
     good = RowParams()
     check_params(good)
     bad: Any = "hot"
-    for params in (
-        RowParams(temperature=bad),
-        RowParams(seed=2**70),
-    ):
+    for params in (RowParams(temperature=bad), RowParams(seed=2**70)):
         with pytest.raises(BadRequest, match="out of range"):
             check_params(params)

@@ -10,12 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncllm.executor.startup_bill import (
-    ProcessBill,
-    StartupBill,
-    StartupItem,
-    process_seconds,
-)
+from asyncllm.executor.startup_bill import ProcessBill, StartupBill, StartupItem, process_seconds
 
 GIB = 2**30
 

@@ -18,11 +18,7 @@ from asyncllm.config.server_config import ServerConfig
 
 ROOT = Path(__file__).parents[3]
 #: Without CHANGELOG.md, which also names what is no more.
-DOCUMENTS = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
-]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MAX_COLUMNS = 120
 
 #: What begins like a path of this repository: a folder of it, then a file or a folder.

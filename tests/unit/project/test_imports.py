@@ -56,10 +56,6 @@ def test_a_server_imports_nothing_that_only_others_need() -> None:
     statement = "import asyncllm.cli.commands.serve, asyncllm.llm.async_llm, asyncllm.server.run"
     code = f"{statement}\nimport sys\nprint(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    others = (
-        "asyncllm.executor.sim",
-        "asyncllm.ray.",
-        "asyncllm.lab.bench",
-    )
+    others = ("asyncllm.executor.sim", "asyncllm.ray.", "asyncllm.lab.bench")
     libraries = ("torch", "transformers", "huggingface_hub", "llguidance", "opentelemetry", "rich")
     assert not [name for name in run.stdout.split() if name.startswith(others + libraries)]

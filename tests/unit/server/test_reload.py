@@ -14,9 +14,7 @@ from asyncllm.server.reload import InForce, Options, Reloader
 from asyncllm.server.service import Service
 
 
-async def test_what_changes_is_remembered_before_it_shows(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_what_changes_is_remembered_before_it_shows(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "asyncllm")  # a reload sets it, and the test's end puts it back
     llm: Any = None  # names and keys do not depend on it
     old, new = (ServerConfig(served_model_name=(name,)) for name in ("old", "new"))

@@ -10,13 +10,7 @@ import pytest
 from asyncllm.errors import BadRequest
 from asyncllm.lab.bench import cases
 from tools import compare_simulated
-from tools.compare_simulated import (
-    Compared,
-    compare,
-    measured_rows,
-    offline_rows,
-    online_rows,
-)
+from tools.compare_simulated import Compared, compare, measured_rows, offline_rows, online_rows
 
 PROFILES = ("h200-8b", "h200-0.6b")
 OFFLINE = {case.name: case for case in cases.OFFLINE}

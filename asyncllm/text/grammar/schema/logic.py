@@ -35,10 +35,7 @@ from asyncllm.text.grammar.schema.document import Document, Node
 #: Reads a keyword of a claim, and its value: one of the options returned must hold.
 Reader = Callable[["Logic", Claim, str, Any], list[Option]]
 
-_UNEVALUATED: Mapping[str, Kind] = {
-    "unevaluatedProperties": "object",
-    "unevaluatedItems": "array",
-}
+_UNEVALUATED: Mapping[str, Kind] = {"unevaluatedProperties": "object", "unevaluatedItems": "array"}
 #: Keywords of other drafts that restrict values.
 _UNKNOWN = ("$recursiveRef", "disallow", "divisibleBy", "extends")
 _KINDS_BY_TYPE: Mapping[str, Kind] = {**{kind: kind for kind in KINDS}, "integer": "number"}

@@ -14,14 +14,7 @@ from msgspec.structs import replace
 
 from asyncllm.text.grammar.limits import refused
 from asyncllm.text.grammar.schema.arrays import Writer
-from asyncllm.text.grammar.schema.atoms import (
-    Claim,
-    Claims,
-    Matching,
-    Names,
-    Others,
-    Some,
-)
+from asyncllm.text.grammar.schema.atoms import Claim, Claims, Matching, Names, Others, Some
 from asyncllm.text.grammar.schema.objects import MAX_OPTIONAL, ObjectShape
 from asyncllm.text.grammar.schema.rules import Rule, Sequence, Symbol, Times
 from asyncllm.text.grammar.schema.strings import StringShape, json_texts

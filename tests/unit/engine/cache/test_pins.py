@@ -209,9 +209,7 @@ def save(cache: KVCacheManager, most: int = 99) -> list[int]:
     return [int.from_bytes(node.key, "little") for node in copies.nodes]
 
 
-def test_pinned_pages_are_passed_over_as_long_as_others_can_be_saved(
-    tiers: KVCacheManager,
-) -> None:
+def test_pinned_pages_are_passed_over_as_long_as_others_can_be_saved(tiers: KVCacheManager) -> None:
     serve(tiers, [1, 2, 3], until=5.0)
     serve(tiers, [4, 5, 6, 7, 8, 9, 10])
     assert save(tiers) == [10, 9, 8, 7]

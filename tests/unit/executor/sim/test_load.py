@@ -50,13 +50,7 @@ async def load(seed: int, num_requests: int, **options: Any) -> Outcome:
         stats, seconds = llm.stats, loop.time() - began
         await asyncio.sleep(1)  # for steps and copies that were still under way
         assert stats.running == stats.waiting == stats.pages_held == 0
-    return Outcome(
-        answers,
-        stats.preemptions,
-        stats.cached_tokens,
-        stats.host_pages_used,
-        seconds,
-    )
+    return Outcome(answers, stats.preemptions, stats.cached_tokens, stats.host_pages_used, seconds)
 
 
 @cache

@@ -12,15 +12,7 @@ from asyncllm.errors import EngineDead
 from asyncllm.executor.sim import virtual_time
 from asyncllm.executor.sim.executor import SimExecutor
 from asyncllm.executor.sim.sampler import SimSampler
-from asyncllm.wire.messages import (
-    NO_TOKEN,
-    TO_DEVICE,
-    TO_HOST,
-    Admit,
-    decode_result,
-    pack,
-    unpack,
-)
+from asyncllm.wire.messages import NO_TOKEN, TO_DEVICE, TO_HOST, Admit, decode_result, pack, unpack
 from tests.support.engine.sim_driver import (
     COST,
     EOS,

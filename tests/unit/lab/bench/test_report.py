@@ -230,10 +230,5 @@ def test_tables_fit_a_terminal_and_explain_themselves() -> None:
         report(offline=[offline("prefill16x2k", 1e6)], online=[row], settings=settings), None
     )
     assert [line for line in text.splitlines() if len(line) > 100] == []
-    for name in (
-        "TTFT, from sending",
-        "TPOT, a request",
-        "lag: ms from a result",
-        "seconds: of",
-    ):
+    for name in ("TTFT, from sending", "TPOT, a request", "lag: ms from a result", "seconds: of"):
         assert name in " ".join(text.split())

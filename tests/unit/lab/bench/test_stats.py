@@ -57,9 +57,7 @@ def test_percentiles_are_exact_and_of_a_stretch() -> None:
     assert values.percentile(0) == 0.0
 
 
-def test_percentiles_of_the_latest_once_more_were_observed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_percentiles_of_the_latest_once_more_were_observed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Distribution, "KEPT", 8)
     values = Distribution()
     for value in range(21):

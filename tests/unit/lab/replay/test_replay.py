@@ -58,9 +58,7 @@ BEGIN = MAGIC + bytes([FORMAT])
 
 @pytest.mark.slow
 @settings(
-    max_examples=80,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=80, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(shape=SHAPES, policy=st.sampled_from(sorted(POLICIES)), seed=st.integers(0, 2**32))
 def test_any_run_replays_to_the_same_plans(
@@ -279,9 +277,7 @@ def test_a_missing_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.slow
 @settings(
-    max_examples=100,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=100, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(at=st.integers(0), byte=st.integers(0, 255))
 def test_damage_never_ends_in_a_traceback(tmp_path: Path, at: int, byte: int) -> None:

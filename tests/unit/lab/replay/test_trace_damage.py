@@ -13,14 +13,7 @@ import pytest
 
 from asyncllm.__main__ import main
 from asyncllm.engine.recording import trace_file
-from asyncllm.engine.recording.trace_file import (
-    FORMAT,
-    MAGIC,
-    End,
-    Header,
-    Trace,
-    TraceError,
-)
+from asyncllm.engine.recording.trace_file import FORMAT, MAGIC, End, Header, Trace, TraceError
 from asyncllm.engine.recording.trace_parts import TRAILER, find_parts, make_part
 from tests.support.engine.recording import record, unchecked
 from tests.support.engine.scheduling import limits

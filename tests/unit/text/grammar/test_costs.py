@@ -249,12 +249,7 @@ KEYWORDS = [
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | PATTERN,
     lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(
-            st.sampled_from(KEYWORDS),
-            inner,
-            max_size=4,
-        )
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYWORDS), inner, max_size=4)
     ),
     max_leaves=12,
 )

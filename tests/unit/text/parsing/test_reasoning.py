@@ -105,35 +105,15 @@ FINAL = ASSISTANT + "<|channel|>final<|message|>"
 @pytest.mark.parametrize(
     ("text", "reasoning", "content"),
     [
-        (
-            f"<|channel|>analysis<|message|>Hm <|end|>{FINAL} Hi<|return|>",
-            "Hm ",
-            " Hi",
-        ),
+        (f"<|channel|>analysis<|message|>Hm <|end|>{FINAL} Hi<|return|>", "Hm ", " Hi"),
         # a preamble for the user; messages whose ends or starts are left out
-        (
-            f"<|channel|>commentary<|message|>First.<|end|>{FINAL}Hi.",
-            "",
-            "First.Hi.",
-        ),
+        (f"<|channel|>commentary<|message|>First.<|end|>{FINAL}Hi.", "", "First.Hi."),
         ("<|channel|>analysis<|message|>Hm<|channel|>final<|message|>Hi", "Hm", "Hi"),
         (f"<|channel|>analysis<|message|>Hm{FINAL}Hi", "Hm", "Hi"),
         # a tool that was not offered: its channel tells what the text is
-        (
-            "<|channel|>analysis to=python code<|message|>1 + 1<|call|>",
-            "1 + 1",
-            "",
-        ),
-        (
-            f"<|channel|>commentary to=functions.no <|message|>{{}}<|call|>{FINAL}Hi",
-            "",
-            "{}Hi",
-        ),
-        (
-            "<|channel|>analysis<|channel|>commentary to=a<|message|>b<|call|>",
-            "",
-            "b",
-        ),
+        ("<|channel|>analysis to=python code<|message|>1 + 1<|call|>", "1 + 1", ""),
+        (f"<|channel|>commentary to=functions.no <|message|>{{}}<|call|>{FINAL}Hi", "", "{}Hi"),
+        ("<|channel|>analysis<|channel|>commentary to=a<|message|>b<|call|>", "", "b"),
         # no header, half a header, a header without end
         ("Hi <b> there", "", "Hi <b> there"),
         ("<|channel|>fin", "", ""),

@@ -101,10 +101,7 @@ def test_reasoning_and_arguments_are_not_held_back_either() -> None:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [
-        ("mistral", "[TOOL_CALLS]" + "a" * 300),
-        ("harmony", "<|channel|>" + "a" * 600),
-    ],
+    [("mistral", "[TOOL_CALLS]" + "a" * 300), ("harmony", "<|channel|>" + "a" * 600)],
 )
 def test_names_and_headers_have_a_length(name: str, text: str) -> None:
     parser = new_parser(formats_of(name))

@@ -176,11 +176,7 @@ def test_mistral(tools: str, text: str, calls: list[tuple[str, str]]) -> None:
             '<|tool_call>call:now{a:{<|"|>b c<|"|>:<|"|>it\'s "d"\\n{<|"|>}}<tool_call|>',
             [("now", '{"a":{"b c":"it\'s \\"d\\"\\\\n{"}}')],
         ),
-        (
-            "json",
-            '[{"name": "now", "parameters": {}}, {"name": "now", "arguments": {}}]',
-            NOW * 2,
-        ),
+        ("json", '[{"name": "now", "parameters": {}}, {"name": "now", "arguments": {}}]', NOW * 2),
         ("harmony", " to=functions.now<|channel|>commentary json<|message|>{}<|call|>", NOW),
         *(
             ("harmony", text, NOW)
