@@ -89,8 +89,22 @@ def speculation_of(config: Any) -> SpeculativeConfig | None:
 
 
 def with_draft(draft: str | None, value: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The value of ``speculative_config``, with that of the option ``draft`` in it."""
-    return value if draft is None else {"method": "eagle3", "model": draft, **(value or {})}
+    """The value of ``speculative_config``, with that of the option ``draft`` in it.
+
+    Raises:
+        BadRequest: they contradict each other.
+    """
+    if draft is None:
+        return value
+    both = {"method": "eagle3", "model": draft, **(value or {})}
+    if both["method"] != "eagle3" or both["model"] != draft:
+        other = "method" if both["method"] != "eagle3" else "model"
+        raise BadRequest(
+            f"draft: it names an EAGLE-3 head, but {other} of speculative_config is "
+            f"{both[other]!r}; leave one of them out",
+            param="draft",
+        )
+    return both
 
 
 def synthetic_rate(value: dict[str, Any] | None) -> float | None:
@@ -119,8 +133,8 @@ def draft_rules(config: Any) -> Iterator[tuple[bool, str, str]]:
     name, value, rows = "speculative_config", config.speculative_config, config.max_num_seqs
     if value is None:
         return
-    asked = value.get("num_speculative_tokens", 0)
-    small = f"a draft of {asked} tokens needs max_num_seqs of more than {rows}"
+    asked = value.get("num_speculative_tokens", 1)
+    small = f"a draft of {asked} token{'s' * (asked > 1)} needs max_num_seqs of more than {rows}"
     yield asked < rows, name, f"{name}: {small}"
     speculation = parse_speculative(value)
     lacks = speculation.method == "eagle3" and speculation.model is None

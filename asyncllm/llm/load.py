@@ -32,7 +32,7 @@ from asyncllm.models.loading.hub import resolve_folder
 from asyncllm.models.loading.weight_files import check_weights
 from asyncllm.models.registry import is_multimodal
 from asyncllm.models.sentence_transformers import read_embedding_params
-from asyncllm.models.served_spec import served_spec
+from asyncllm.models.served_spec import find_head, served_spec
 from asyncllm.models.spec import ModelSpec, read_sampling_defaults
 from asyncllm.system.daemon_thread import run_in_daemon
 from asyncllm.system.suggest import did_you_mean
@@ -80,7 +80,7 @@ async def load(
         ModelError: the model cannot be found or served; the message says why.
     """
     template_source, folder, text_folder = await _find_files(config)
-    spec = served_spec(folder, config)
+    spec = await run_in_daemon(served_spec, folder, config)
     num_machines = 1 if machines is None else machines.count
     await run_in_daemon(check_early, config, folder, text_folder, spec, num_machines)
     defaults = _default_params(spec, config)
@@ -189,7 +189,7 @@ def _publish(cache: KVCacheManager, kv_events: KVEventPublisher) -> None:
 async def load_replicas(config: EngineConfig) -> Loaded:
     """Replicas in processes of their own; texts become tokens here. Raises like ``load``."""
     template_source, folder, text_folder = await _find_files(config)
-    spec = served_spec(folder, config)
+    spec = await run_in_daemon(served_spec, folder, config)
     await run_in_daemon(check_early, config, folder, text_folder, spec)
     parts = _default_params(spec, config), read_embedding_params(folder)
     text = await run_in_daemon(_load_text, text_folder, config, template_source)
@@ -211,6 +211,7 @@ async def _find_files(config: EngineConfig) -> tuple[str | None, Path, Path]:
     if config.chat_template is not None:  # first: it may be wrong, and a download takes long
         template_source = await asyncio.to_thread(read_template, config.chat_template)
     where = config.download_dir
+    await run_in_daemon(find_head, config)  # it is much smaller than the model
     folder = await run_in_daemon(resolve_folder, config.model, config.revision, where)
     text_folder = folder
     if config.tokenizer is not None:

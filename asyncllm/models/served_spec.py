@@ -31,5 +31,21 @@ def served_spec(folder: Path, config: EngineConfig) -> ModelSpec:
         raise ModelError(
             f"EAGLE-3 heads cannot draft for {spec.architecture}", param="speculative_config"
         )
-    head = resolve_folder(speculation.model, None, config.download_dir)
+    head = find_head(config)
+    assert head is not None, "eagle3 has a model"
     return replace(spec, eagle3=read_eagle3(head, spec.config))
+
+
+def find_head(config: EngineConfig) -> Path | None:
+    """The folder of the EAGLE-3 head, by download if needed; None if these options name none.
+
+    Raises:
+        ModelError: it cannot be found.
+    """
+    speculation = speculation_of(config)
+    if speculation is None or speculation.model is None or config.device == "sim":
+        return None
+    try:
+        return resolve_folder(speculation.model, None, config.download_dir)
+    except ModelError as error:
+        raise ModelError(f"the head that drafts: {error}", param="speculative_config") from None

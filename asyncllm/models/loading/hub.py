@@ -28,6 +28,8 @@ def find_folder(name_or_path: str | None) -> Path | None:
     """
     if name_or_path is None:
         return demo.path()
+    if not name_or_path.strip():
+        raise ModelError("the name of a model is empty; give a folder or hub id")
     try:
         folder = Path(name_or_path).expanduser()
     except RuntimeError:  # "~" of nobody

@@ -269,6 +269,18 @@ def test_what_is_not_needed_gets_a_line(serve: Any) -> None:
             "serve m --max-num-seqs 8 --speculative-config.num_speculative_tokens 8",
             "a draft of 8 tokens needs --max-num-seqs of more than 8",
         ),
+        (
+            "serve m --max-num-seqs 1 --speculative-config.method ngram",
+            "a draft of 1 token needs --max-num-seqs of more than 1",
+        ),
+        (
+            "serve m --draft m2 --speculative-config.method ngram",
+            "--draft: it names an EAGLE-3 head, but method of --speculative-config is 'ngram'",
+        ),
+        (
+            "serve m --draft m2 --speculative-config.method eagle3 --speculative-config.model m3",
+            "--draft: it names an EAGLE-3 head, but model of --speculative-config is 'm3'",
+        ),
         ("serve m --spec-method ngram", "--speculative-config has the method"),
         (
             "serve m --override-generation-config.max_new_tokens 9",

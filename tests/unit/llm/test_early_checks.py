@@ -67,6 +67,13 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
         ({"quantization": "gptq"}, "not quantised"),
         ({"trace": "/no/such/folder/x"}, "cannot be written"),
         ({"tokenizer": str(tmp_path / "nothing")}, "there is no folder"),
+        ({"draft": str(tmp_path / "nothing")}, "the head that drafts: there is no folder"),
+        # It comes before a model, which may have to be downloaded.
+        (
+            {"model": str(tmp_path / "nothing"), "draft": ""},
+            "the head that drafts: the name of a model is empty",
+        ),
+        ({"model": " "}, "the name of a model is empty"),
         ({"chat_template": str(tmp_path / "nothing")}, "cannot read chat_template"),
     ]
     options = [{"device": "cpu", **given} for given, _ in cases]
