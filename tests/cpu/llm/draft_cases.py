@@ -27,7 +27,7 @@ from tests.cpu.llm.random_cases import CPU, Mismatch, main, preempt_one
 from tests.support.engine.drafting import draft_answers
 from tests.support.server.polling import pages_are_released
 
-FAMILIES = ("qwen3", "gemma3", "gpt_oss")
+FAMILIES = ("qwen3", "gemma3", "gpt_oss", "qwen3_5")
 #: Requests to one engine; then comes another, with other options.
 ROUND = 100
 MOST_PROMPT, MOST_OUTPUT, LENGTH = 150, 40, 200

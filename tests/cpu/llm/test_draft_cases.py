@@ -27,7 +27,7 @@ LENGTH, REQUESTS, TEMPERATURE = 5, 700, 2.0
 
 async def test_drafts_change_no_answer(folder_of: Callable[[str], Path]) -> None:
     folders = {family: folder_of(family) for family in FAMILIES}
-    happened = await run(folders, 45, in_round=15)
+    happened = await run(folders, 48, in_round=12)
     assert min(happened[what] for what in ("drafts", "right", "length")) > 10
 
 
