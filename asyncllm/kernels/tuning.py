@@ -117,16 +117,16 @@ class Fp8Tile(NamedTuple):
     """Work of ``fp8_tiles``, the kernel for 8-bit weights on Hopper GPUs; another one rounds x.
 
     Attributes:
-        parts: 64-row operands of a program, one or three; each has a warpgroup.
+        rows: of x, of a program; a power of two from 8 to 128.
+        parts: 64-row operands of a program, up to three; each has a warpgroup.
         splits: programs that share outputs, each with a part of the columns.
         stages: blocks of 128 columns in flight.
-        unroll: blocks whose scales are requested together; they divide a program's.
     """
 
+    rows: int
     parts: int
     splits: int
     stages: int
-    unroll: int
 
 
 class Fp8GemvTile(NamedTuple):
@@ -263,37 +263,35 @@ def tma_split_stages(rows: int, parts: int) -> int:
     return SHARED_BYTES // (128 * (64 * parts + padded_rows(rows)))
 
 
-def fp8_rows(rows: int) -> int:
-    """Rows of x in a program of ``fp8_tiles``, padded."""
-    return min(max(8, 1 << (rows - 1).bit_length()), 128)
-
-
-#: Bytes of shared memory for rings, where programs of two launches share a multiprocessor or not.
+#: Bytes of shared memory for rings, where two programs share a multiprocessor or not.
 _HALF, _WHOLE = 98 << 10, 190 << 10
 
 
 def choose_fp8_tile(rows: int, size: int, columns: int) -> Fp8Tile | None:
     """The tile for a weight [size, columns], after measurements on an H200 (docs/kernels.md); None
-    where other kernels are faster: for one row and many, and for a few of a small weight."""
-    is_small = size * columns < 2**23
-    most = 128 if size <= 80 * 64 and not is_small else 64
-    if not 1 < rows <= most or (rows <= 16 and is_small):
-        return None
-    return fp8_tile(rows, size, columns)
+    where other kernels are faster: for one row and many."""
+    most = 128 if size <= 96 * 64 else 64
+    return fp8_tile(rows, size, columns) if 1 < rows <= most else None
 
 
 def fp8_tile(rows: int, size: int, columns: int) -> Fp8Tile:
     """The best tile of ``fp8_tiles`` for any number of rows. Its splits are those of the weight."""
-    tiles, blocks, block_m = -(-size // 64), -(-columns // 128), fp8_rows(rows)
-    parts = 1 if tiles <= 264 else 3
+    tiles, blocks = -(-size // 64), -(-columns // 128)
     splits = 1
     while tiles * splits < 80 and blocks % (2 * splits) == 0 and blocks >= 8 * splits:
         splits *= 2
     blocks //= splits
-    unroll = next(u for u in ((4, 2, 1) if block_m <= 32 else (1,)) if blocks % u == 0)
-    room = _WHOLE if (block_m <= 32) == (parts == 3) or blocks > 32 else _HALF
-    stages = min(room // ((64 * parts + block_m) * 128), blocks, 24)
-    return Fp8Tile(parts, splits, stages, unroll)
+    few = tiles <= 264
+    if rows > 128:
+        block_m, parts, room = 128, 2, _WHOLE
+    elif rows > 32:
+        block_m, parts = 64, 1 if few else 3
+        room = _WHOLE if few and rows <= 64 else _HALF
+    else:
+        block_m, parts = max(8, 1 << (rows - 1).bit_length()), 1 if few else 3
+        room = _HALF if few and (blocks <= 32 or rows <= 16) else _WHOLE
+    stages = min(room // ((64 * parts + block_m) * 128 + 4 * block_m), blocks, 24)
+    return Fp8Tile(block_m, parts, splits, stages)
 
 
 def choose_fp8_gemv_tile(columns: int, *, blocked: bool) -> Fp8GemvTile:

@@ -117,7 +117,7 @@ def test_residual(blocked: bool, rows: int) -> None:
 
 @pytest.mark.parametrize("norm", [None, False, True])
 @pytest.mark.parametrize("blocked", [False, True])
-@pytest.mark.parametrize("columns", [128, 384])
+@pytest.mark.parametrize("columns", [128, 384, 2304])
 def test_quantized_rows(columns: int, blocked: bool, norm: bool | None) -> None:
     x = random_rows(5, columns, torch.bfloat16)
     x[1] = 0

@@ -15,7 +15,7 @@ from asyncllm.kernels.quantized import dequantize_fp8
 from asyncllm.kernels.triton.gemm.fp8 import quantize_rows
 from asyncllm.kernels.triton.gemm.fp8_tiles import fp8_tiles
 from asyncllm.kernels.triton.gemm.projection import Projection
-from asyncllm.kernels.tuning import Fp8Tile, choose_fp8_tile, fp8_rows
+from asyncllm.kernels.tuning import Fp8Tile, choose_fp8_tile, fp8_tile
 from asyncllm.kernels.types import Fp8Matrix
 from tests.support.kernels.device import DEVICE, on_hopper
 
@@ -33,13 +33,17 @@ class Case(NamedTuple):
 
 
 CASES = [
-    Case(70, 384, 512, Fp8Tile(1, 2, 2, 1), residual=True, bias=True),
-    Case(300, 768, 1024, Fp8Tile(1, 1, 4, 2), act="silu"),
-    Case(20, 896, 512, Fp8Tile(3, 1, 4, 4), bias=True, dtype=torch.float16),
-    Case(3, 640, 1536, Fp8Tile(3, 4, 3, 1), act="gelu", bias=True),
-    Case(33, 208, 400, Fp8Tile(1, 2, 2, 2), blocked=False, residual=True),
-    Case(60, 192, 272, Fp8Tile(3, 1, 2, 1), blocked=False, act="silu", bias=True),
-    Case(128, 1040, 1040, Fp8Tile(1, 1, 3, 1), blocked=False, bias=True),
+    Case(70, 384, 512, Fp8Tile(64, 1, 2, 2), residual=True, bias=True),
+    Case(70, 448, 1536, Fp8Tile(64, 2, 2, 3), residual=True, bias=True),
+    Case(300, 768, 1024, Fp8Tile(128, 1, 1, 4), act="silu"),
+    Case(301, 768, 2048, Fp8Tile(128, 2, 1, 5), act="silu", bias=True),
+    Case(131, 1000, 2048, Fp8Tile(128, 2, 2, 4), blocked=False, residual=True),
+    Case(20, 896, 512, Fp8Tile(32, 3, 1, 4), bias=True, dtype=torch.float16),
+    Case(3, 640, 1536, Fp8Tile(8, 3, 4, 3), act="gelu", bias=True),
+    Case(33, 208, 400, Fp8Tile(64, 1, 2, 2), blocked=False, residual=True),
+    Case(60, 192, 272, Fp8Tile(64, 3, 1, 2), blocked=False, act="silu", bias=True),
+    Case(100, 768, 1024, Fp8Tile(64, 3, 1, 3), act="silu"),
+    Case(128, 1040, 1040, Fp8Tile(128, 1, 1, 3), blocked=False, bias=True),
 ]
 
 
@@ -51,7 +55,7 @@ def random_matrix(size: int, columns: int, *, blocked: bool) -> Fp8Matrix:
 
 def rounded(x: Tensor, *, blocked: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Rows in 8 bits, their scales as kernels take them, and the rows that these are."""
-    data, scale = quantize_rows(x, blocked=blocked, multiple=fp8_rows(len(x)))
+    data, scale = quantize_rows(x, blocked=blocked)
     width = x.shape[1] // scale.shape[1]
     return data, scale.t(), (data.float() * scale.repeat_interleave(width, 1))[: len(x)]
 
@@ -91,10 +95,10 @@ def test_bits_of_a_row_do_not_depend_on_the_others() -> None:
     weight = random_matrix(512, 1024, blocked=True)
     outputs = []
     for rows, tile in (
-        (1, Fp8Tile(1, 2, 4, 1)),
-        (30, Fp8Tile(3, 2, 3, 4)),
-        (128, Fp8Tile(1, 2, 4, 2)),
-        (256, Fp8Tile(1, 2, 2, 1)),
+        (1, Fp8Tile(8, 1, 2, 4)),
+        (30, Fp8Tile(32, 3, 2, 3)),
+        (128, Fp8Tile(64, 1, 2, 4)),
+        (250, Fp8Tile(128, 2, 2, 2)),
     ):
         data, scale, _ = rounded(x[:rows], blocked=True)
         outputs.append(fp8_tiles(tile, Projection(x[:rows], weight), data, scale)[0])
@@ -112,16 +116,14 @@ def test_tiles(size: int, columns: int) -> None:
     """They fit, and columns are divided in the same way for all rows."""
     blocks = -(-columns // 128)
     splits = set()
-    for rows in range(300):
-        tile = choose_fp8_tile(rows, size, columns)
-        if tile is None:
-            continue
-        assert 1 < rows <= 128
-        block_m, share = fp8_rows(rows), blocks // tile.splits
+    for rows in range(1, 300):
+        tile = fp8_tile(rows, size, columns)
+        assert choose_fp8_tile(rows, size, columns) in (tile, None)
+        share = blocks // tile.splits
         assert share * tile.splits == blocks
-        assert tile.stages <= share
-        assert share % tile.unroll == 0
-        rings = tile.stages * (64 * tile.parts + block_m) * 128
-        assert rings + 2 * tile.parts * 64 * block_m <= 227 << 10
+        assert 2 <= tile.stages <= share
+        rings = tile.stages * ((64 * tile.parts + tile.rows) * 128 + 4 * tile.rows)
+        assert rings + 2 * tile.parts * 64 * tile.rows <= 227 << 10
         splits.add(tile.splits)
     assert len(splits) == 1
+    assert choose_fp8_tile(1, size, columns) is None

@@ -385,6 +385,7 @@ def launch_fp8_hopper() -> None:
     linear(half(64, HIDDEN), wide, norm=norm(HIDDEN), act="silu")
     narrow = fp8_matrix(4 * HIDDEN, 4 * HIDDEN, blocked=True)
     linear(half(100, 4 * HIDDEN), narrow, residual=half(100, 4 * HIDDEN))
+    linear(half(40, 4 * HIDDEN), narrow)
     by_row = fp8_matrix(HIDDEN, HIDDEN, blocked=False)
     linear(half(30, HIDDEN), by_row, half(HIDDEN))
     _attend_fp8(70, replace(SPEC, num_heads=32))

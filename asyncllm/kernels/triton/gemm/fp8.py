@@ -21,7 +21,7 @@ from asyncllm.kernels.triton.gemm.fp8_tiles import fp8_tiles
 from asyncllm.kernels.triton.gemm.gemv import two_rows
 from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
-from asyncllm.kernels.tuning import choose_fp8_gemv_tile, choose_fp8_tile, fp8_rows
+from asyncllm.kernels.tuning import choose_fp8_gemv_tile, choose_fp8_tile
 from asyncllm.kernels.types import FP8_BLOCK, FP8_MAX, Fp8Matrix, Norm
 
 #: Columns of a product, those of a block of scales.
@@ -252,7 +252,7 @@ def fp8_linear(p: Projection[Fp8Matrix]) -> Tensor:
     if tile is None and rows <= SKINNY:
         return fp8_skinny(choose_tile(len(weight.data)), p.normalised())
     # cuBLAS wants scales of blocks for a multiple of 4 rows.
-    multiple = fp8_rows(rows) if tile is not None else 4 if weight.is_blocked else 1
+    multiple = 4 if weight.is_blocked else 1
     data, scale = quantize_rows(x, norm=p.norm, blocked=weight.is_blocked, multiple=multiple)
     if tile is not None:
         return fp8_tiles(tile, p, data, scale.t())
@@ -264,8 +264,8 @@ def fp8_linear(p: Projection[Fp8Matrix]) -> Tensor:
 
 @triton.jit(do_not_specialize=["M"])
 def _quantize(
-    data,  # e4m3 [programs, K]
-    scale,  # float32 [K / SIZE, programs]
+    data,  # e4m3 [rows, K]
+    scale,  # float32 [K / SIZE, rows]
     x,  # [M, K]
     gain,  # [K]
     M,
@@ -279,12 +279,13 @@ def _quantize(
     OFFSET: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A program for each row, of [GROUPS, SIZE] elements; a scale for each group."""
+    """A program for [GROUPS, SIZE] elements of a row, all if there is a norm; a scale for each
+    group."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
-    group = tl.arange(0, GROUPS)
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     k = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     inside = k < K
     values = tl.load(x + row * x_stride + k, inside & (row < M), other=0.0).to(tl.float32)
@@ -304,6 +305,9 @@ def _quantize(
 
 
 _launch = Launcher(_quantize)
+
+#: Up to so many rows, a program that needs no other columns has so many.
+FEW_ROWS, PIECE = 256, 1024
 
 
 def quantize_rows(
@@ -325,15 +329,17 @@ def quantize_rows(
     rows = cdiv(len(x), multiple) * multiple
     groups = columns // FP8_BLOCK if blocked else 1
     width = next_power_of_2(columns)
+    if blocked and norm is None and rows <= FEW_ROWS:
+        width = min(width, PIECE)
     gain, eps, offset = norm or (None, 0.0, None)
     data = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=x.device)
     scale = torch.empty(groups, rows, dtype=torch.float32, device=x.device)
     tile = (width // FP8_BLOCK, FP8_BLOCK) if blocked else (1, width)
     _launch(
-        (rows, 1, 1),
+        (rows, cdiv(columns, width), 1),
         (data, scale, x, gain, len(x), x.stride(0)),
         (columns, eps, *tile, FP8_MAX, norm is not None, offset),
-        min(max(width // 1024, 1), 8),
+        min(max(width // 512, 1), 8),
     )
     return data, scale.t()
 

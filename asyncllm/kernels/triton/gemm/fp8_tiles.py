@@ -7,7 +7,8 @@ each multiplies a part of the columns, and the last one to arrive adds up the pa
 
 The tensor cores add up few bits, and scales belong to blocks of 128 columns. So the sums of 128
 columns are scaled and added up outside of them, in float32 (DeepSeek-V3, arXiv 2412.19437, 3.3.2).
-The scales of the next blocks are requested before.
+The scales of x stream through shared memory, too: a program has many of them, and to wait for each
+block's took longer than its product. Those of the weight are few, and requested a block ahead.
 
 Columns are divided by the shape of the weight, whatever the rows. So the bits of a row do not
 depend on the others.
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -31,14 +33,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.language import debug_barrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from asyncllm.kernels.triton.activation import activate
+from asyncllm.kernels.triton.gemm.fp8_outputs import finish, weight_rows
 from asyncllm.kernels.triton.gemm.projection import Projection
-from asyncllm.kernels.triton.gemm.wgmma_tiles import ROWS, Output, arrivals, output_layout
+from asyncllm.kernels.triton.gemm.wgmma_tiles import ROWS, Output, arrivals
 from asyncllm.kernels.triton.launch import Launcher, cdiv
-from asyncllm.kernels.tuning import Fp8Tile, fp8_rows
+from asyncllm.kernels.tuning import Fp8Tile
 from asyncllm.kernels.types import FP8_BLOCK, Fp8Matrix
 
 #: Columns of a block: those of a scale, and the greatest width of a copy to shared memory.
@@ -47,16 +48,16 @@ SHARED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwi
 GATED_SHARED = gl.constexpr(
     gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=4)
 )
+SCALES_SHARED = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, order=[0]))
 
 
 class Plan(NamedTuple):
-    """Constants of a launch: those of ``Fp8Tile``, padded rows of x, what the projection has."""
+    """Constants of a launch: those of ``Fp8Tile``, and what the projection has."""
 
     block_m: Any
     parts: Any
     splits: Any
     stages: Any
-    unroll: Any
     blocked: Any
     bias: Any
     residual: Any
@@ -81,12 +82,14 @@ class Rings(NamedTuple):
     Attributes:
         w: by part, [stages, 64, 128].
         x: [stages, block_m, 128].
+        x_scale: [stages, block_m], of scales of blocks.
         full: a barrier for each stage: its blocks have arrived.
         free: a barrier for each stage: all parts have been multiplied.
     """
 
     w: Any
     x: Any
+    x_scale: Any
     full: Any
     free: Any
 
@@ -116,10 +119,18 @@ def _copy_w(ops, rings, block, tile, split, plan: gl.constexpr):
 
 @gluon.jit
 def _copy_x(ops, rings, block, first_row, split, plan: gl.constexpr):
-    """Request a block of x."""
+    """Request a block of x, and its scales."""
     stage = block % plan.stages
-    at = [first_row, (split * ops.blocks + block) * SPAN]
-    tma.async_copy_global_to_shared(ops.x, at, rings.full.index(stage), rings.x.index(stage))
+    full = rings.full.index(stage)
+    column = split * ops.blocks + block
+    at = [first_row, column * SPAN]
+    tma.async_copy_global_to_shared(ops.x, at, full, rings.x.index(stage))
+    if plan.blocked:
+        m = first_row + gl.arange(0, plan.block_m, layout=gl.BlockedLayout([1], [32], [1], [0]))
+        # Where there is no row, any scale does.
+        at = ops.x_scale + column * ops.x_rows + gl.minimum(m, ops.x_rows - 1)
+        async_copy.async_copy_global_to_shared(rings.x_scale.index(stage), at)
+        async_copy.mbarrier_arrive(full, increment_count=False)
 
 
 @gluon.jit
@@ -134,6 +145,8 @@ def _produce(ops, rings, tile, first_row, split, plan: gl.constexpr):
         mbarrier.wait(rings.free.index(before % plan.stages), (before // plan.stages) & 1)
         _copy_w(ops, rings, block, tile, split, plan)
         _copy_x(ops, rings, block, first_row, split, plan)
+    if plan.blocked:
+        async_copy.wait_group(0)
 
 
 @gluon.jit
@@ -141,101 +154,43 @@ def _consume(ops, output, rings, tile, first_row, split, PART: gl.constexpr, pla
     LAYOUT: gl.constexpr = _sums_layout(plan.block_m)
     gdc_wait()
     part = tile * plan.parts + PART
-    rows = _weight_rows(gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT)), part, output.n, plan)
-    m = first_row + gl.arange(0, plan.block_m, layout=gl.SliceLayout(0, LAYOUT))
+    rows = weight_rows(gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT)), part, output.n, plan)
     w_at = ops.scale + rows // SPAN * ops.scale_stride + split * ops.blocks
-    x_at = ops.x_scale + split * ops.blocks * ops.x_rows + m
     sums = gl.zeros([ROWS, plan.block_m], gl.float32, layout=LAYOUT)
-    scales = _scales(w_at, x_at, 0, ops, plan)
-    for first in range(0, ops.blocks, plan.unroll):
-        later = gl.minimum(first + plan.unroll, ops.blocks - plan.unroll)
-        next_scales = _scales(w_at, x_at, later, ops, plan)
-        for u in gl.static_range(plan.unroll):
-            stage = (first + u) % plan.stages
-            mbarrier.wait(rings.full.index(stage), (first + u) // plan.stages & 1)
-            w = rings.w[PART].index(stage)
-            x = rings.x.index(stage).permute((1, 0))
-            zeros = gl.zeros([ROWS, plan.block_m], gl.float32, layout=LAYOUT)
-            y = warpgroup_mma(w, x, zeros, use_acc=False, is_async=True)
-            y = warpgroup_mma_wait(0, deps=(y,))
-            mbarrier.arrive(rings.free.index(stage), count=1)
-            if plan.blocked:
-                y = y * scales[2 * u][:, None] * scales[2 * u + 1][None, :]
-            sums += y
-        scales = next_scales
+    w_scales = _w_scales(w_at, 0, ops, plan)
+    for block in range(ops.blocks):
+        stage = block % plan.stages
+        later = _w_scales(w_at, block + 1, ops, plan)
+        mbarrier.wait(rings.full.index(stage), block // plan.stages & 1)
+        w = rings.w[PART].index(stage)
+        x = rings.x.index(stage).permute((1, 0))
+        zeros = gl.zeros([ROWS, plan.block_m], gl.float32, layout=LAYOUT)
+        y = warpgroup_mma(w, x, zeros, use_acc=False, is_async=True)
+        if plan.blocked:
+            x_scale = rings.x_scale.index(stage).load(gl.SliceLayout(0, LAYOUT))
+        y = warpgroup_mma_wait(0, deps=(y,))
+        if plan.blocked:
+            y = y * w_scales[0][:, None] * x_scale[None, :]
+        mbarrier.arrive(rings.free.index(stage), count=1)
+        sums += y
+        w_scales = later
     if not plan.blocked:
-        sums = sums * gl.load(ops.scale + rows)[:, None] * gl.load(ops.x_scale + m)[None, :]
-    _finish(sums, output, part, rows, m, split, plan)
+        m = first_row + gl.arange(0, plan.block_m, layout=gl.SliceLayout(0, LAYOUT))
+        of_x = gl.load(ops.x_scale + gl.minimum(m, ops.x_rows - 1))
+        sums = sums * gl.load(ops.scale + rows)[:, None] * of_x[None, :]
+    finish(sums, output, part, rows, first_row, split, plan)
 
 
 @gluon.jit
-def _scales(w_at, x_at, first, ops, plan: gl.constexpr):
-    """Those of the weight and of x of ``unroll`` blocks, by block."""
+def _w_scales(w_at, block, ops, plan: gl.constexpr):
+    """The weight's scales of a block, or nothing; past the end, the last ones again."""
     scales: gl.tuple = ()
     if plan.blocked:
-        for u in gl.static_range(plan.unroll):
-            scales += (gl.load(w_at + first + u), gl.load(x_at + (first + u) * ops.x_rows))
+        scales += (gl.load(w_at + gl.minimum(block, ops.blocks - 1)),)
     return scales
 
 
-@gluon.jit
-def _weight_rows(i, part, n, plan: gl.constexpr):
-    """See ``wgmma_tiles.weight_rows``."""
-    if plan.act is None:
-        return gl.minimum(part * ROWS + i, n - 1)
-    else:
-        row = gl.minimum(part * (ROWS // 2) + i // 16 * 8 + i % 8, n // 2 - 1)
-        return row + i // 8 % 2 * (n // 2)
-
-
-@gluon.jit
-def _finish(y, output, part, rows, m, split, plan: gl.constexpr):
-    """Write outputs; of programs that share some, the last one to arrive does."""
-    i = gl.arange(0, ROWS, layout=gl.SliceLayout(1, y.type.layout))
-    is_last = True
-    if plan.splits > 1:
-        CELLS: gl.constexpr = ROWS * plan.block_m
-        group = part + gl.program_id(1) * (gl.num_programs(2) * plan.parts)
-        j = gl.arange(0, plan.block_m, layout=gl.SliceLayout(0, y.type.layout))
-        cells = i[:, None] * plan.block_m + j[None, :]
-        cells = output.partial + group * (plan.splits * CELLS) + cells
-        gl.store(cells + split * CELLS, y)
-        debug_barrier()  # the stores of all threads come before the arrival
-        is_last = gl.atomic_add(output.arrivals + group, 1, sem="acq_rel") == plan.splits - 1
-    if is_last:
-        if plan.splits > 1:
-            gl.store(output.arrivals + group, 0)
-            y = gl.load(cells, cache_modifier=".cg")
-            for s in gl.static_range(1, plan.splits):
-                y += gl.load(cells + s * CELLS, cache_modifier=".cg")
-        _write(y, output, part, rows, m, plan)
-
-
-@gluon.jit
-def _write(y, output, part, rows, m, plan: gl.constexpr):
-    """From sums to outputs."""
-    SIZE: gl.constexpr = ROWS if plan.act is None else ROWS // 2
-    OUT: gl.constexpr = output_layout(SIZE, plan.block_m, 4)
-    if plan.bias:
-        y += gl.load(output.bias + rows).to(gl.float32)[:, None]
-    if plan.residual:
-        n = part * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, y.type.layout))
-        at = output.out + m.to(gl.int64)[None, :] * output.stride + n[:, None]
-        exists = (m < output.m)[None, :] & (n < output.n)[:, None]
-        y += gl.load(at, exists, other=0.0).to(gl.float32)
-    if plan.act is not None:
-        halves = gl.reshape(y, [ROWS // 16, 2, 8, plan.block_m])
-        gate, up = gl.split(gl.permute(halves, [0, 2, 3, 1]))
-        y = gl.reshape(activate(gate, plan.act) * up, [SIZE, plan.block_m])
-    y = gl.convert_layout(y.to(output.out.dtype.element_ty), OUT)
-    m = gl.arange(0, plan.block_m, layout=gl.SliceLayout(0, OUT)) + gl.program_id(1) * plan.block_m
-    n = part * SIZE + gl.arange(0, SIZE, layout=gl.SliceLayout(1, OUT))
-    limit = output.n if plan.act is None else output.n // 2
-    at = output.out + m.to(gl.int64)[None, :] * output.stride + n[:, None]
-    gl.store(at, y, (m < output.m)[None, :] & (n < limit)[:, None])
-
-
-@gluon.jit(do_not_specialize=["M", "scale_stride", "blocks"])
+@gluon.jit(do_not_specialize=["M", "x_rows", "scale_stride", "blocks"])
 def _fp8_tiles(
     out,  # [M, N], or [M, N / 2] if gated; also the residual
     x,  # descriptor of [M, K]
@@ -255,26 +210,29 @@ def _fp8_tiles(
     PARTS: gl.constexpr,
     SPLITS: gl.constexpr,
     STAGES: gl.constexpr,
-    UNROLL: gl.constexpr,
     BLOCKED: gl.constexpr,
     BIAS: gl.constexpr,
     RESIDUAL: gl.constexpr,
     ACT: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    plan: gl.constexpr = Plan(BLOCK_M, PARTS, SPLITS, STAGES, UNROLL, BLOCKED, BIAS, RESIDUAL, ACT)
+    plan: gl.constexpr = Plan(BLOCK_M, PARTS, SPLITS, STAGES, BLOCKED, BIAS, RESIDUAL, ACT)
     gdc_launch_dependents()
     ws: gl.tuple = ()
     for _ in gl.static_range(PARTS):
         ws += (gl.allocate_shared_memory(x.dtype, [STAGES, ROWS, SPAN], SHARED),)
     xs = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_M, SPAN], SHARED)
+    x_scales = None
+    if BLOCKED:
+        x_scales = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], SCALES_SHARED)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
+        # The producer's 32 threads copy scales.
+        mbarrier.init(full.index(i), count=1 + 32 if BLOCKED else 1)
         mbarrier.init(free.index(i), count=PARTS)
     fence_async_shared()
-    rings = Rings(ws, xs, full, free)
+    rings = Rings(ws, xs, x_scales, full, free)
     ops = Operands(x, x_scale, weight, scale, x_rows, scale_stride, blocks)
     output = Output(out, bias, partial, arrivals, M, N, out_stride)
     split, first_row, tile = gl.program_id(0), gl.program_id(1) * BLOCK_M, gl.program_id(2)
@@ -288,6 +246,16 @@ def _fp8_tiles(
             ],
             [1],
             [40],
+        )
+    elif PARTS == 2:
+        gl.warp_specialize(
+            [
+                (_consume, (ops, output, rings, tile, first_row, split, 0, plan)),
+                (_consume, (ops, output, rings, tile, first_row, split, 1, plan)),
+                (_produce, (ops, rings, tile, first_row, split, plan)),
+            ],
+            [4, 1],
+            [168 if BLOCK_M <= 64 else 232, 40],
         )
     else:
         gl.warp_specialize(
@@ -303,6 +271,8 @@ def _fp8_tiles(
 
 
 _launch = Launcher(_fp8_tiles, max_registers=128)
+#: Of two parts with more than 64 rows of x.
+_launch_wide = Launcher(_fp8_tiles, max_registers=168)
 
 
 def fp8_tiles(tile: Fp8Tile, p: Projection[Fp8Matrix], data: Tensor, scale: Tensor) -> Tensor:
@@ -312,13 +282,13 @@ def fp8_tiles(tile: Fp8Tile, p: Projection[Fp8Matrix], data: Tensor, scale: Tens
 
     Args:
         p: its x has been rounded to ``data`` and ``scale``.
-        data: e4m3 [rows, K]; rows are a multiple of ``fp8_rows``.
+        data: e4m3 [rows, K]; there may be more rows than in x.
         scale: float32 [K / 128, rows], or [1, rows] if the weight has scales of rows.
     """
     weight = p.weight
     out = p.output()
     size, columns = weight.data.shape
-    block_m = fp8_rows(len(p.x))
+    block_m = tile.rows
     tiles, tiles_m = cdiv(size, 64 * tile.parts), cdiv(len(p.x), block_m)
     partial = counts = None
     if tile.splits > 1:
@@ -336,6 +306,6 @@ def fp8_tiles(tile: Fp8Tile, p: Projection[Fp8Matrix], data: Tensor, scale: Tens
         *(out.stride(0), scale.stride(0), weight.scale.stride(0)),
         cdiv(columns, FP8_BLOCK) // tile.splits,
     )
-    constants = (block_m, *tile, weight.is_blocked, *p.epilogue)
-    _launch((tile.splits, tiles_m, tiles), args, constants, 4)
+    launch = _launch_wide if tile.parts == 2 and block_m > 64 else _launch
+    launch((tile.splits, tiles_m, tiles), args, (*tile, weight.is_blocked, *p.epilogue), 4)
     return out

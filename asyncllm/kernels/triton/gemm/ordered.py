@@ -26,7 +26,6 @@ from asyncllm.kernels.tuning import (
     SHARED_BYTES,
     TmaSplitTile,
     TmaTile,
-    fp8_rows,
     fp8_tile,
     tma_split_stages,
     tma_stages,
@@ -67,8 +66,7 @@ def ordered_linear(
 def _fp8(p: Projection[Fp8Matrix]) -> Tensor:
     """Rows are rounded, however few they are. Splits are those of the weight."""
     rows, weight = len(p.x), p.weight
-    blocked, multiple = weight.is_blocked, fp8_rows(rows)
-    data, scale = quantize_rows(p.x, norm=p.norm, blocked=blocked, multiple=multiple)
+    data, scale = quantize_rows(p.x, norm=p.norm, blocked=weight.is_blocked)
     return fp8_tiles(fp8_tile(rows, *weight.data.shape), p, data, scale.t())
 
 
