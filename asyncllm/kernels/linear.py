@@ -8,14 +8,14 @@ from torch import Tensor
 
 from asyncllm.kernels.activation import gated
 from asyncllm.kernels.norm import rms_norm
-from asyncllm.kernels.quantized import dequantize_fp8, dequantize_int4
+from asyncllm.kernels.quantized import Fp8Rows, dequantize_fp8, dequantize_int4
 from asyncllm.kernels.support import in_triton
 from asyncllm.kernels.types import Fp8Matrix, Int4Matrix, Norm, Weight
 
 
 @in_triton("gemm.linear")
 def linear(
-    x: Tensor,
+    x: Tensor | Fp8Rows,
     weight: Weight,
     bias: Tensor | None = None,
     *,
@@ -32,7 +32,7 @@ def linear(
     any quantised weight is converted to the dtype of x.
 
     Args:
-        x: rows contiguous; bfloat16 or float16 for an int4 weight.
+        x: rows contiguous; bfloat16 or float16 for an int4 weight. Or what ``gated_linear`` gives.
         weight: [out_features, in_features].
         norm: x is normalised first.
         residual: [tokens, out_features]; the product is added to it in place, and it is returned.
@@ -41,6 +41,7 @@ def linear(
         dtype: of the output, by default that of x. Another one only for a weight in the dtype of
             x, and without bias, residual and activation.
     """
+    assert isinstance(x, Tensor), "only kernels round rows"
     if norm is not None:
         x = rms_norm.reference(x, norm)
     if dtype is not None and isinstance(weight, Tensor):
@@ -69,6 +70,25 @@ def linear_with_rest(
     return linear.reference(x, weight, norm=norm), linear.reference(x, rest, norm=norm)
 
 
+@in_triton("gemm.linear")
+def gated_linear(
+    x: Tensor,
+    weight: Weight,
+    bias: Tensor | None,
+    act: str,
+    then: Weight,
+    *,
+    norm: Norm | None = None,
+) -> Tensor | Fp8Rows:
+    """``linear`` with a gated activation, whose result only ``linear`` takes.
+
+    Args:
+        then: the weight of that projection. If it is in fp8, the result may be rounded for it, in
+            the kernel that applies the activation.
+    """
+    return linear.reference(x, weight, bias, norm=norm, act=act)
+
+
 @in_triton("gemm.ordered")
 def ordered_linear(
     x: Tensor,
@@ -92,3 +112,16 @@ def ordered_linear_with_rest(
 ) -> tuple[Tensor, Tensor]:
     """``linear_with_rest`` by ``ordered_linear``."""
     return ordered_linear(x, weight, norm=norm), ordered_linear(x, rest, norm=norm)
+
+
+def ordered_gated_linear(
+    x: Tensor,
+    weight: Weight,
+    bias: Tensor | None,
+    act: str,
+    then: Weight,
+    *,
+    norm: Norm | None = None,
+) -> Tensor:
+    """``gated_linear`` by ``ordered_linear``, which rounds nothing for the next projection."""
+    return ordered_linear(x, weight, bias, norm=norm, act=act)

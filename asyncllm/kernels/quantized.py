@@ -1,8 +1,8 @@
-"""Conversions of quantised matrices, in plain torch."""
+"""Quantised rows, and conversions of quantised matrices in plain torch."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,30 @@ from asyncllm.kernels.types import (
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 #: The number of each code of e2m1.
 _E2M1 = (*_MAGNITUDES, *(-number for number in _MAGNITUDES))
+
+
+class Fp8Rows(NamedTuple):
+    """Rows of activations in 8 bits, for a product with an ``Fp8Matrix``.
+
+    Attributes:
+        data: float8_e4m3fn [rows and padding, K].
+        scale: float32 [K / FP8_BLOCK, rows and padding], or [1, ...].
+        rows: without padding.
+        dtype: of what was rounded, and of products.
+    """
+
+    data: Tensor
+    scale: Tensor
+    rows: int
+    dtype: torch.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.data.device
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.data.is_cuda
 
 
 #: The greatest number of e4m3.

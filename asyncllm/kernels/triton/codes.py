@@ -76,6 +76,26 @@ def subtract(codes, zeros, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def fp8_codes(values):
+    """float32 [pieces, columns] in e4m3, and the scale of each piece.
+
+    The largest of a piece becomes 448, the largest of e4m3. Whatever rounds rows is to use this, so
+    that they become the same, whichever kernel does. 448 / peak is computed in two steps to the
+    last bit: otherwise, numbers midway between two codes would get either.
+    """
+    peak = tl.maximum(tl.max(tl.abs(values), axis=1, keep_dims=True), 1e-12)
+    inverse = 1.0 / peak
+    factor = 448.0 * inverse
+    values *= tl.fma(tl.fma(-factor, peak, 448.0), inverse, factor)
+    if not NATIVE:
+        # The interpreter does not carry from the mantissa into the exponent.
+        bits = values.to(tl.int32, bitcast=True)
+        near = ((bits + 0x7FFFF + (bits >> 20 & 1)) & -0x100000).to(tl.float32, bitcast=True)
+        values = tl.where(tl.abs(values) < 0.015625, (values + 24576.0) - 24576.0, near)
+    return values.to(tl.float8e4nv), peak * (1 / 448)
+
+
+@triton.jit
 def fp8_numbers(w, DTYPE: tl.constexpr):
     """e4m3 to DTYPE, exactly.
 

@@ -9,6 +9,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from asyncllm.kernels.quantized import Fp8Rows
 from asyncllm.kernels.types import Mxfp4Matrix, Norm
 from asyncllm.models.layers.parameter import Packed, Placement, Stored
 from asyncllm.models.quant.place import Place, Reordered, sliced
@@ -132,13 +133,13 @@ class RowLinear(Linear):
         self.ranks = place.ranks
 
     def forward(
-        self, x: Tensor, *, norm: Norm | None = None, residual: Tensor | None = None
+        self, x: Tensor | Fp8Rows, *, norm: Norm | None = None, residual: Tensor | None = None
     ) -> Tensor:
+        weight, linear = _matrix(self.weight), self.kernels.linear
         if self.ranks.size == 1:
-            return super().forward(x, norm=norm, residual=residual)
+            return linear(x, weight, self.bias, norm=norm, residual=residual)
         bias = self.bias if self.ranks.rank == 0 else None
-        part = self.kernels.linear(x, _matrix(self.weight), bias, norm=norm)
-        return self.ranks.sum(part, residual)
+        return self.ranks.sum(linear(x, weight, bias, norm=norm), residual)
 
     def parts(self) -> Iterator[tuple[str, Place]]:
         yield "weight", self.inputs.place(1, self.weight[:])
@@ -171,9 +172,16 @@ class FusedLinear(Packed):
         self.weight: Weight = place.projection(size, in_features)
         self.bias = place.empty(size) if bias else None
 
-    def forward(self, x: Tensor, *, norm: Norm | None = None, act: str | None = None) -> Tensor:
-        """See ``kernels.linear``: normalises x first, and applies a gated activation."""
-        return self.kernels.linear(x, _matrix(self.weight), self.bias, norm=norm, act=act)
+    def forward(self, x: Tensor, *, norm: Norm | None = None) -> Tensor:
+        """See ``kernels.linear``: normalises x first."""
+        return self.kernels.linear(x, _matrix(self.weight), self.bias, norm=norm)
+
+    def gated(
+        self, x: Tensor, act: str, then: Linear, *, norm: Norm | None = None
+    ) -> Tensor | Fp8Rows:
+        """See ``kernels.linear.gated_linear``: what the projection ``then`` takes."""
+        weight, after = _matrix(self.weight), _matrix(then.weight)
+        return self.kernels.gated_linear(x, weight, self.bias, act, after, norm=norm)
 
     def parts(self) -> Iterator[tuple[str, Place]]:
         for name, kept, rows in _rows_of(self.outputs):

@@ -66,6 +66,6 @@ class GatedMLP(nn.Module):
         self, x: Tensor, *, norm: Norm | None = None, residual: Tensor | None = None
     ) -> Tensor:
         """Normalises x first, and adds to ``residual`` in place."""
-        hidden = self.gate_up_proj(x, norm=norm, act=self.act)
+        hidden = self.gate_up_proj.gated(x, self.act, self.down_proj, norm=norm)
         out: Tensor = self.down_proj(hidden, residual=residual)
         return out

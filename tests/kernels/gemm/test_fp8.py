@@ -11,8 +11,11 @@ pytest.importorskip("triton")
 
 from asyncllm.kernels import linear as in_torch
 from asyncllm.kernels.norm import rms_norm
-from asyncllm.kernels.triton.gemm.fp8 import Tile, fp8_skinny, quantize_rows
-from asyncllm.kernels.triton.gemm.linear import linear, linear_with_rest
+from asyncllm.kernels.quantized import Fp8Rows
+from asyncllm.kernels.triton.activation import gated, gated_rows
+from asyncllm.kernels.triton.gemm.fp8 import Tile, fp8_skinny
+from asyncllm.kernels.triton.gemm.fp8_rows import quantize_rows
+from asyncllm.kernels.triton.gemm.linear import gated_linear, linear, linear_with_rest
 from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.types import FP8_BLOCK, FP8_MAX, Fp8Matrix, Norm
 from tests.support.kernels.device import DEVICE, needs_fp8, on_hopper
@@ -149,3 +152,30 @@ def test_many_rows(rows: int, blocked: bool) -> None:
     norm = Norm(torch.rand(512, device=DEVICE).to(x.dtype), 1e-6)
     expected = in_torch.linear.reference(x, matrix, norm=norm)
     assert_near(linear(x, matrix, norm=norm), expected, tolerance=0.06)
+
+
+@pytest.mark.parametrize("act", ["silu", "gelu"])
+@pytest.mark.parametrize("rows", [3, 8])
+def test_activation_that_rounds(rows: int, act: str) -> None:
+    """The same bits as of two kernels."""
+    x = random_rows(rows, 2 * 1280, torch.bfloat16) * 3
+    x[1] = 0
+    got = gated_rows(x, act, 4)
+    data, scale = quantize_rows(gated(x, act), blocked=True, multiple=4)
+    assert (got.rows, got.dtype) == (rows, x.dtype)
+    assert got.data.view(torch.uint8).equal(data.view(torch.uint8))
+    assert got.scale.equal(scale.t())
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@on_hopper
+@pytest.mark.parametrize("rows", [5, 100, 300])
+def test_two_projections(rows: int) -> None:
+    """Whether the activation rounds or not, the same bits come out."""
+    x = random_rows(rows, 512, torch.bfloat16)
+    first = random_matrix(2 * 8192, 512, blocked=True)
+    second = random_matrix(512, 8192, blocked=True)
+    hidden = gated_linear(x, first, None, "silu", second)
+    assert isinstance(hidden, Fp8Rows) == (rows > 64)
+    apart = linear(x, first, act="silu")
+    assert linear(hidden, second).equal(linear(apart, second))

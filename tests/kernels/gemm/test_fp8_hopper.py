@@ -12,7 +12,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from asyncllm.kernels.quantized import dequantize_fp8
-from asyncllm.kernels.triton.gemm.fp8 import quantize_rows
+from asyncllm.kernels.triton.gemm.fp8_rows import quantize_rows
 from asyncllm.kernels.triton.gemm.fp8_tiles import fp8_tiles
 from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.tuning import Fp8Tile, choose_fp8_tile, fp8_tile

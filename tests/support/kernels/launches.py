@@ -358,7 +358,7 @@ def launch_all_gather() -> None:
 
 
 def launch_fp8() -> None:
-    from asyncllm.kernels.triton.gemm.fp8 import quantize_rows
+    from asyncllm.kernels.triton.gemm.fp8_rows import quantize_rows
     from asyncllm.kernels.triton.gemm.linear import linear, linear_with_rest
 
     by_row = fp8_matrix(INTERMEDIATE, HIDDEN, blocked=False)
@@ -378,7 +378,7 @@ def launch_fp8() -> None:
 
 
 def launch_fp8_hopper() -> None:
-    from asyncllm.kernels.triton.gemm.linear import linear
+    from asyncllm.kernels.triton.gemm.linear import gated_linear, linear
 
     wide = fp8_matrix(24 * HIDDEN, HIDDEN, blocked=True)
     linear(half(8, HIDDEN), wide, norm=norm(HIDDEN), act="silu")
@@ -386,6 +386,8 @@ def launch_fp8_hopper() -> None:
     narrow = fp8_matrix(4 * HIDDEN, 4 * HIDDEN, blocked=True)
     linear(half(100, 4 * HIDDEN), narrow, residual=half(100, 4 * HIDDEN))
     linear(half(40, 4 * HIDDEN), narrow)
+    then = fp8_matrix(HIDDEN, 12 * HIDDEN, blocked=True)
+    gated_linear(half(100, HIDDEN), wide, None, "silu", then, norm=norm(HIDDEN))
     by_row = fp8_matrix(HIDDEN, HIDDEN, blocked=False)
     linear(half(30, HIDDEN), by_row, half(HIDDEN))
     _attend_fp8(70, replace(SPEC, num_heads=32))

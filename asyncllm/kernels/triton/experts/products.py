@@ -29,7 +29,7 @@ from asyncllm.kernels.triton.codes import (
     unpack,
 )
 from asyncllm.kernels.triton.experts.product import Product, parts
-from asyncllm.kernels.triton.gemm.fp8 import quantize_rows
+from asyncllm.kernels.triton.gemm.fp8_rows import quantize_rows
 from asyncllm.kernels.triton.launch import NATIVE, Launcher, cdiv
 from asyncllm.kernels.types import Fp8Matrix
 

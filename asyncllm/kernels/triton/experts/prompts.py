@@ -31,7 +31,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from asyncllm.kernels.gpu import gpu_of
 from asyncllm.kernels.triton.activation import activate
 from asyncllm.kernels.triton.experts.product import Product, parts
-from asyncllm.kernels.triton.gemm.fp8 import quantize_rows
+from asyncllm.kernels.triton.gemm.fp8_rows import quantize_rows
 from asyncllm.kernels.triton.gemm.fp8_tiles import SHARED as FP8_SHARED
 from asyncllm.kernels.triton.gemm.wgmma_tiles import ROWS, SHARED
 from asyncllm.kernels.triton.launch import Launcher, cdiv

@@ -15,14 +15,17 @@ import triton.language as tl
 from torch import Tensor
 
 from asyncllm.kernels.gpu import gpu_of
+from asyncllm.kernels.quantized import Fp8Rows
+from asyncllm.kernels.triton.activation import gated_rows
 from asyncllm.kernels.triton.codes import fp8_numbers
 from asyncllm.kernels.triton.gemm.epilogue import dot, weight_rows, write
+from asyncllm.kernels.triton.gemm.fp8_rows import quantize_rows
 from asyncllm.kernels.triton.gemm.fp8_tiles import fp8_tiles
 from asyncllm.kernels.triton.gemm.gemv import two_rows
 from asyncllm.kernels.triton.gemm.projection import Projection
 from asyncllm.kernels.triton.launch import Launcher, cdiv, next_power_of_2
-from asyncllm.kernels.tuning import choose_fp8_gemv_tile, choose_fp8_tile
-from asyncllm.kernels.types import FP8_BLOCK, FP8_MAX, Fp8Matrix, Norm
+from asyncllm.kernels.tuning import Fp8Tile, choose_fp8_gemv_tile, choose_fp8_tile
+from asyncllm.kernels.types import Fp8Matrix, Weight
 
 #: Columns of a product, those of a block of scales.
 COLUMNS = 128
@@ -237,111 +240,59 @@ def fp8_gemv(p: Projection[Fp8Matrix], rest: tuple[Tensor, Tensor] | None = None
     return out
 
 
+#: cuBLAS wants scales of blocks for a multiple of so many rows.
+SCALES = 4
 #: Up to this many rows, the weight is converted to the dtype of x.
 SKINNY = 16
 
 
-def fp8_linear(p: Projection[Fp8Matrix]) -> Tensor:
-    """``kernels.linear.linear`` with an 8-bit weight."""
-    x, weight = p.x, p.weight
-    rows = len(x)
-    if rows == 1:
-        return fp8_gemv(p)
-    copies = x.is_cuda and gpu_of(x.device).is_hopper and weight.data.data_ptr() % 16 == 0
-    tile = choose_fp8_tile(rows, *weight.data.shape) if copies else None
-    if tile is None and rows <= SKINNY:
-        return fp8_skinny(choose_tile(len(weight.data)), p.normalised())
-    # cuBLAS wants scales of blocks for a multiple of 4 rows.
-    multiple = 4 if weight.is_blocked else 1
-    data, scale = quantize_rows(x, norm=p.norm, blocked=weight.is_blocked, multiple=multiple)
-    if tile is not None:
-        return fp8_tiles(tile, p, data, scale.t())
-    y = scaled_mm(data, scale, weight, x.dtype)[:rows]
-    if p.bias is not None:
-        y += p.bias
-    return p.finish(y)
-
-
-@triton.jit(do_not_specialize=["M"])
-def _quantize(
-    data,  # e4m3 [rows, K]
-    scale,  # float32 [K / SIZE, rows]
-    x,  # [M, K]
-    gain,  # [K]
-    M,
-    x_stride,
-    K: tl.constexpr,
-    EPS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    SIZE: tl.constexpr,
-    LIMIT: tl.constexpr,
-    NORM: tl.constexpr,
-    OFFSET: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """A program for [GROUPS, SIZE] elements of a row, all if there is a norm; a scale for each
-    group."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    row = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
-    k = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
-    inside = k < K
-    values = tl.load(x + row * x_stride + k, inside & (row < M), other=0.0).to(tl.float32)
-    if NORM:
-        mean = tl.sum(values * values) / K
-        factor = tl.load(gain + k, inside, other=0.0)
-        values *= tl.rsqrt(mean + EPS)
-        if OFFSET is None:
-            values = values.to(x.dtype.element_ty).to(tl.float32) * factor.to(tl.float32)
-        else:
-            values *= factor.to(tl.float32) + OFFSET
-        values = values.to(x.dtype.element_ty).to(tl.float32)
-    size = tl.maximum(tl.max(tl.abs(values), axis=1), 1e-12) / LIMIT
-    values = tl.minimum(tl.maximum(values / size[:, None], -LIMIT), LIMIT)
-    tl.store(data + row * K + k, values.to(data.dtype.element_ty), inside)
-    tl.store(scale + group * tl.num_programs(0) + row, size, group * SIZE < K)
-
-
-_launch = Launcher(_quantize)
-
-#: Up to so many rows, a program that needs no other columns has so many.
-FEW_ROWS, PIECE = 256, 1024
-
-
-def quantize_rows(
-    x: Tensor, *, norm: Norm | None = None, blocked: bool = False, multiple: int = 1
-) -> tuple[Tensor, Tensor]:
-    """Round x to e4m3, scaled so that the largest element becomes ``FP8_MAX``.
+def fp8_linear(p: Projection[Fp8Matrix], given: Fp8Rows | None = None) -> Tensor:
+    """``kernels.linear.linear`` with an 8-bit weight.
 
     Args:
-        x: [M, K]; rows contiguous. K is a multiple of FP8_BLOCK if ``blocked``.
-        norm: x is normalised first.
-        blocked: a scale for each FP8_BLOCK columns of a row, not for the row.
-        multiple: rows of zeros are appended up to a multiple of this number.
-
-    Returns:
-        float8_e4m3fn [M, K], and the float32 scales: [M, 1] or [M, K / FP8_BLOCK], of which those
-        of one block of columns are contiguous.
+        given: what x was rounded to.
     """
-    columns = x.shape[1]
-    rows = cdiv(len(x), multiple) * multiple
-    groups = columns // FP8_BLOCK if blocked else 1
-    width = next_power_of_2(columns)
-    if blocked and norm is None and rows <= FEW_ROWS:
-        width = min(width, PIECE)
-    gain, eps, offset = norm or (None, 0.0, None)
-    data = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=x.device)
-    scale = torch.empty(groups, rows, dtype=torch.float32, device=x.device)
-    tile = (width // FP8_BLOCK, FP8_BLOCK) if blocked else (1, width)
-    _launch(
-        (rows, cdiv(columns, width), 1),
-        (data, scale, x, gain, len(x), x.stride(0)),
-        (columns, eps, *tile, FP8_MAX, norm is not None, offset),
-        min(max(width // 512, 1), 8),
-    )
-    return data, scale.t()
+    if given is None and len(p.x) == 1:
+        return fp8_gemv(p)
+    tile = _tile_of(p)
+    if given is None and tile is None and len(p.x) <= SKINNY:
+        return fp8_skinny(choose_tile(len(p.weight.data)), p.normalised())
+    x = given or _rounded(p)
+    if tile is not None:
+        return fp8_tiles(tile, p, x.data, x.scale)
+    return p.finish(_product(x, p))
+
+
+def fp8_gated(p: Projection[Fp8Matrix], then: Weight) -> Tensor | Fp8Rows:
+    """``kernels.linear.gated_linear`` with an 8-bit weight."""
+    if not isinstance(then, Fp8Matrix) or not then.is_blocked:
+        return fp8_linear(p)
+    if len(p.x) <= SKINNY or _tile_of(p) is not None:
+        return fp8_linear(p)
+    assert p.act is not None
+    return gated_rows(_product(_rounded(p), p), p.act, SCALES)
+
+
+def _tile_of(p: Projection[Fp8Matrix]) -> Fp8Tile | None:
+    data = p.weight.data
+    if not (p.x.is_cuda and gpu_of(p.x.device).is_hopper and data.data_ptr() % 16 == 0):
+        return None
+    return choose_fp8_tile(len(p.x), *data.shape)
+
+
+def _rounded(p: Projection[Fp8Matrix]) -> Fp8Rows:
+    blocked = p.weight.is_blocked
+    multiple = SCALES if blocked else 1
+    data, scale = quantize_rows(p.x, norm=p.norm, blocked=blocked, multiple=multiple)
+    return Fp8Rows(data, scale.t(), len(p.x), p.x.dtype)
+
+
+def _product(x: Fp8Rows, p: Projection[Fp8Matrix]) -> Tensor:
+    """By cuBLAS, with the bias."""
+    y = scaled_mm(x.data, x.scale.t(), p.weight, x.dtype)[: x.rows]
+    if p.bias is not None:
+        y += p.bias
+    return y
 
 
 def scaled_mm(data: Tensor, scale: Tensor, weight: Fp8Matrix, dtype: torch.dtype) -> Tensor:

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from asyncllm.kernels.gpu import gpu_of
-from asyncllm.kernels.triton.gemm.fp8 import fp8_gemv, fp8_linear
+from asyncllm.kernels.quantized import Fp8Rows
+from asyncllm.kernels.triton.gemm.fp8 import fp8_gated, fp8_gemv, fp8_linear
 from asyncllm.kernels.triton.gemm.gemv import gemv
 from asyncllm.kernels.triton.gemm.int4 import int4_linear
 from asyncllm.kernels.triton.gemm.projection import Projection, cublas_linear
@@ -47,7 +48,7 @@ from asyncllm.kernels.types import Fp8Matrix, Int4Matrix, Norm, Weight
 
 
 def linear(
-    x: Tensor,
+    x: Tensor | Fp8Rows,
     weight: Weight,
     bias: Tensor | None = None,
     *,
@@ -57,6 +58,10 @@ def linear(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """See ``kernels.linear.linear``."""
+    if isinstance(x, Fp8Rows):
+        assert isinstance(weight, Fp8Matrix)
+        rows = x.data[: x.rows]
+        return fp8_linear(Projection(rows, weight, bias, norm, residual, act, x.dtype), x)
     if isinstance(weight, Fp8Matrix):
         return fp8_linear(Projection(x, weight, bias, norm, residual, act))
     if isinstance(weight, Int4Matrix):
@@ -74,6 +79,21 @@ def linear_with_rest(
         y = x.new_empty(1, len(rest))
         return fp8_gemv(Projection(x, weight, norm=norm), (rest, y)), y
     return linear(x, weight, norm=norm), linear(x, rest, norm=norm)
+
+
+def gated_linear(
+    x: Tensor,
+    weight: Weight,
+    bias: Tensor | None,
+    act: str,
+    then: Weight,
+    *,
+    norm: Norm | None = None,
+) -> Tensor | Fp8Rows:
+    """See ``kernels.linear.gated_linear``."""
+    if isinstance(weight, Fp8Matrix):
+        return fp8_gated(Projection(x, weight, bias, norm, act=act), then)
+    return linear(x, weight, bias, norm=norm, act=act)
 
 
 def _choose(p: Projection[Tensor]) -> Tile | None:

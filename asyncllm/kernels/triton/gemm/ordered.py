@@ -15,7 +15,7 @@ from torch import Tensor
 
 from asyncllm.kernels.gpu import gpu_of
 from asyncllm.kernels.triton.gemm.epilogue import dot, weight_rows, write
-from asyncllm.kernels.triton.gemm.fp8 import quantize_rows
+from asyncllm.kernels.triton.gemm.fp8_rows import quantize_rows
 from asyncllm.kernels.triton.gemm.fp8_tiles import fp8_tiles
 from asyncllm.kernels.triton.gemm.int4 import ordered_int4_linear
 from asyncllm.kernels.triton.gemm.projection import Projection
