@@ -112,8 +112,6 @@ class DecodePlanner:
             slots = self._slots_without(drafts)  # some may have been preempted
             starts = batch.computed[slots]
         ready = starts + decode_steps <= batch.capacity[slots]
-        if batch.keep_at is not None:  # before the state is kept, it must be known where it is
-            ready &= (batch.doubt[slots] == 0) | (starts < batch.keep_at[slots])
         if not ready.all():
             slots, starts = slots[ready], starts[ready]
         step.decodes = batch.decoding
@@ -135,9 +133,15 @@ class DecodePlanner:
         self.states.decodes_planned(slots, starts)
 
     def _slots_without(self, drafts: list[Drafted]) -> Ints:
-        slots = self.batch.slots()
+        """Those that may have a row of one token. The others get no page either: if nobody has a
+        row, there is no step that tells the device of it."""
+        batch = self.batch
+        slots = batch.slots()
         if drafts:
             slots = slots[np.isin(slots, [draft.seq.slot for draft in drafts], invert=True)]
+        if batch.keep_at is not None:  # before the state is kept, it must be known where it is
+            early = batch.computed[slots] < batch.keep_at[slots]
+            slots = slots[early | (batch.doubt[slots] == 0)]
         return slots
 
     def _decode_steps(self, slots: Ints, starts: Ints, num_waiting: int) -> int:

@@ -197,6 +197,7 @@ class Scheduler:
                 newcomers = min(self.batch.num_free, len(self._admission.waiting))
                 self._copies.back_up(num_tokens, soon, newcomers)
         elif self.in_flight or not self._copies.outstanding:
+            assert not step.new_pages, "the device is told of every page"
             return None
         # A plan without rows only waits for the copies.
         self.in_flight.append(step)

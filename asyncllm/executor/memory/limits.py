@@ -185,8 +185,7 @@ def resolve_limits(
         page_copy_seconds=page_bytes / (CPU_COPY_SPEED if on_cpu else GPU_COPY_SPEED),
         max_waiting=config.max_waiting,
         max_waiting_tokens=config.max_waiting_tokens,
-        # With two, drafts in models with recurrent layers are not exact: one of 60 answers differs.
-        steps_in_flight=1 if scratch else config.steps_in_flight,
+        steps_in_flight=config.steps_in_flight,
         vocab_size=spec.vocab_size,
         eos_token_ids=spec.eos_token_ids,
         max_decode_steps=1

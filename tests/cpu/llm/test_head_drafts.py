@@ -229,7 +229,6 @@ async def test_recurrent_layers_go_over_what_was_right(
     """Drafts of any kind, in models of every kind of recurrent layer."""
     options = {**OPTIONS, "speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
     async with AsyncLLM(str(folder_of(family)), **options) as llm:
-        assert llm.limits.steps_in_flight == 1, "with two, draft_cases finds differences"
         for params in ({"temperature": 0.0}, {"logprobs": 1}, {"repetition_penalty": 1.3}):
             wanted = {"max_tokens": 40, **params}
             plain = await without_drafts(llm, wanted)

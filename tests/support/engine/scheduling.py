@@ -157,7 +157,7 @@ class FakeDevice:
             if not plan.drafts
             else self._verify(plan, settled, sample)
         )
-        self._run_states(plan)
+        self._run_states(plan, settled)
         prompts = [
             ScoredPrompt(row, start + 1, min(start + q_len + 1, self.scoring[slot]), b"", b"")
             for row, (slot, start, q_len) in enumerate(rows(plan))
@@ -283,12 +283,12 @@ class FakeDevice:
             assert not steps & self.failed, "no state of a failed step is copied"
             self.states[target] = tokens, steps | {plan.step}
 
-    def _run_states(self, plan: StepPlan) -> None:
+    def _run_states(self, plan: StepPlan, settled: list[tuple[int, int, int]]) -> None:
         """Each row goes on from a state that has taken in exactly the tokens before it."""
         slots = unpack(plan.state_slots).tolist()
         assert len(slots) == (len(rows(plan)) if self.limits.num_states else 0)
         assert len(slots) == len(set(slots)), "one state a sequence"
-        for state, (slot, start, q_len) in zip(slots, rows(plan), strict=bool(slots)):
+        for state, (slot, start, _) in zip(slots, settled, strict=bool(slots)):
             assert 1 <= state <= self.limits.num_states
             assert state not in self._moving(STATE_TO_DEVICE, STATE_TO_HOST)
             steps = frozenset([plan.step])
@@ -297,8 +297,7 @@ class FakeDevice:
                 assert tokens == tuple(self.tokens[slot][:start])
                 assert not before & self.failed, "nobody goes on from the state of a failed step"
                 steps |= before
-            end = start + q_len + plan.decode_steps - 1
-            self.states[state] = tuple(self.tokens[slot][:end]), steps
+            self.states[state] = tuple(self.tokens[slot][: self.written[slot]]), steps
 
     def _moving(self, *ways: int) -> set[int]:
         """Device pages, or state slots, of copies under way."""

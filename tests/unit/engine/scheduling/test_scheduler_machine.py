@@ -75,7 +75,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_states=slots + states - 1 if states else 0,
             state_pages=1 + states % 4,
             page_copy_seconds=0.0,
-            max_draft_tokens=0 if states else drafted,
+            max_draft_tokens=drafted,
         )
         try_all(self.sched)
         expect_outputs(self.sched, expected_output)

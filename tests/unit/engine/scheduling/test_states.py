@@ -17,6 +17,7 @@ from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.engine.scheduling.sequence import SeqState, Sequence
 from asyncllm.types import SamplingParams
 from asyncllm.wire.messages import NO_TOKEN, StepPlan, unpack
+from tests.support.engine.drafting import draft_for, try_all
 from tests.support.engine.scheduling import (
     FakeDevice,
     check_books,
@@ -194,6 +195,17 @@ def test_where_a_system_prompt_ends_is_known_before_a_second_chat_comes() -> Non
     assert len([event for event in short.timeline.events if event.kind == "chunk"]) == 2
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_sequence_takes_no_page_while_it_waits_to_know_where_its_state_is(seed: int) -> None:
+    """Alone, it has no step then that would tell the page to the device."""
+    served = Served(max_draft_tokens=4)
+    try_all(served.sched)
+    seq = draft_for(served.add(words(1, 10), 200), random.Random(seed), [4, 4, 5])
+    served.run()
+    assert len(seq.tokens) == 210
+    assert served.num_computed > 230, "drafts were wrong"
+
+
 def test_of_many_forks_a_prompt_has_no_more_than_two_chunks() -> None:
     served = Served(num_states=60)
     shared = words(0, 401)
@@ -318,7 +330,7 @@ class Light(FakeDevice):
     def _copy_states(self, plan: StepPlan) -> None:
         pass
 
-    def _run_states(self, plan: StepPlan) -> None:
+    def _run_states(self, plan: StepPlan, settled: list[tuple[int, int, int]]) -> None:
         pass
 
 
