@@ -35,7 +35,7 @@ from asyncllm.engine.scheduling.scheduler import Scheduler
 from asyncllm.server.chat.conversation import Conversation
 from asyncllm.server.chat.requests import ChatRequest
 from asyncllm.server.http.middleware import request_id
-from asyncllm.server.openai.chat import ChatReply
+from asyncllm.server.openai.chat_reply import ChatReply
 from asyncllm.text import Tokenizer
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.parsing import Formats

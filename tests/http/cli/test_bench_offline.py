@@ -92,7 +92,7 @@ def test_synthetic_acceptance(capsys: pytest.CaptureFixture[str]) -> None:
     lengths = ["--input-len", "8", "--output-len", "60", "--num-prompts", "1"]
     assert main([*args, *lengths, "--load-format", "dummy", "--max-model-len", "80"]) == 0
     printed = capsys.readouterr()
-    assert "{'method': 'ngram', 'synthetic_acceptance': 3.0}" in " ".join(printed.out.split())
+    assert "speculative_config {'synthetic_acceptance': 3.0}" in " ".join(printed.out.split())
     assert "synthetic acceptance: chance decided what was right" in printed.out
     with pytest.raises(SystemExit):
         main(args)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from asyncllm.server.chat.conversation import Conversation
 from asyncllm.server.chat.requests import ChatRequest
 from asyncllm.server.http.middleware import request_id
-from asyncllm.server.openai.chat import ChatReply
+from asyncllm.server.openai.chat_reply import ChatReply
 from asyncllm.text.chat_reader import ChatReader
 from asyncllm.text.parsing import REASONING_FORMATS, TOOL_FORMATS, Content, Formats
 from asyncllm.types import FinishReason, SamplingParams, TokenDelta, TokenLogprob

@@ -197,6 +197,7 @@ class OneToken:
 
     def __init__(self, device: torch.device) -> None:
         self.failing = False
+        self.head = None
         self._device = device
 
     def __call__(self, batch: Any) -> Tensor:
