@@ -1,14 +1,35 @@
-"""CUDA graphs: how a capture ends, and results that do not keep their memory."""
+"""CUDA graphs: capturing one, and results that do not keep their memory."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def end_capture(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], device: torch.device) -> None:
+@contextmanager
+def capturing(pool: Any, device: torch.device) -> Iterator[torch.cuda.CUDAGraph]:
+    """Capture what the block launches on the current stream; it executes nothing.
+
+    Args:
+        pool: of ``torch.cuda.graph_pool_handle``.
+
+    Raises:
+        RuntimeError: it cannot be captured.
+    """
+    graph = torch.cuda.CUDAGraph()
+    # Relaxed: other threads may do what they like meanwhile.
+    graph.capture_begin(pool=pool, capture_error_mode="relaxed")
+    try:
+        yield graph
+    finally:
+        end_capture(graph, pool, device)
+
+
+def end_capture(graph: torch.cuda.CUDAGraph, pool: Any, device: torch.device) -> None:
     """End a capture, also for PyTorch's allocator.
 
     Raises:

@@ -20,7 +20,7 @@ from asyncllm.attention.base import (
     Replay,
 )
 from asyncllm.executor.device import Device
-from asyncllm.executor.step.capture import end_capture
+from asyncllm.executor.step.capture import capturing
 from asyncllm.executor.step.inputs import StepRows
 from asyncllm.executor.step.slots import SlotTable
 from asyncllm.kernels.tokens import locate_tokens
@@ -232,12 +232,8 @@ class HeadDrafter:
         self._run(taken, parts, self.most)
         torch.cuda.current_stream().synchronize()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
-        try:
+        with capturing(self._pool, packed.device) as graph:
             self._run(taken, parts, self.most)
-        finally:
-            end_capture(graph, self._pool, packed.device)
         self._captured[id(taken), num_rows] = _Captured(graph, packed, taken)
 
     def _padding_only(self, num_tokens: int, num_rows: int) -> tuple[Tensor, _Parts[Tensor]]:

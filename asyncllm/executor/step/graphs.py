@@ -20,7 +20,7 @@ from torch import Tensor
 from asyncllm.config import EngineLimits
 from asyncllm.executor.sampling.needs import Level
 from asyncllm.executor.sampling.sampler import Sampled
-from asyncllm.executor.step.capture import borrowed, end_capture
+from asyncllm.executor.step.capture import borrowed, capturing
 from asyncllm.executor.step.drafter import HeadDrafter, Taken
 from asyncllm.executor.step.eager import EagerForward, Samples
 from asyncllm.executor.step.graph_kinds import GraphKinds, Kind
@@ -277,13 +277,8 @@ class GraphedForward:
     def _captured(self, kind: Kind) -> _Captured:
         decode_steps = self._prepare(kind)
         self._stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        # Relaxed: other threads may do what they like meanwhile. Capturing executes nothing.
-        graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
-        try:
+        with capturing(self._pool, self._flat.device) as graph:
             tokens, logits, slots, taken = self._run(kind, decode_steps)
-        finally:
-            end_capture(graph, self._pool, self._flat.device)
         plans = [plan for _, plan in decode_steps]
         taken = None if taken is None else taken.borrowed(borrowed)
         return _Captured(graph, kind, plans, tokens, borrowed(logits), slots, taken)
