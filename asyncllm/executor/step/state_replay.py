@@ -32,8 +32,8 @@ class StateReplay:
 
     def set_apart(self, step: StepRows) -> StepRows:
         """The step with its drafts on copies of the states, which are made here."""
-        rows = _verifying(step)
-        if not self._pool.num_scratch or len(rows) == 0:
+        rows = self._rows(step)
+        if len(rows) == 0:
             return step
         slots = step.state_slots.copy()
         slots[rows] = self._pool.first_scratch + np.arange(len(rows))
@@ -48,8 +48,8 @@ class StateReplay:
             step: before ``set_apart``.
             verified: int64 [m]; the rows that ``right`` is of: how many drafted tokens were right.
         """
-        rows = _verifying(step)
-        if not self._pool.num_scratch or len(rows) == 0:
+        rows = self._rows(step)
+        if len(rows) == 0:
             return
         slots, _, q_lens = step.rows[rows].T
         firsts = step.rows[:, 2].cumsum()[rows] - q_lens
@@ -68,9 +68,8 @@ class StateReplay:
             chosen = tuple(part.index_select(0, index) for part in inputs)
             mix(chosen, self._pool.layer(layer), of_rows)
 
-
-def _verifying(step: StepRows) -> np.ndarray:
-    """The rows with drafts: int64 [n]."""
-    if step.drafts is None:
-        return np.zeros(0, dtype=np.int64)
-    return np.flatnonzero(np.bincount(step.sampling, minlength=len(step.rows)) > 1)
+    def _rows(self, step: StepRows) -> np.ndarray:
+        """The rows with drafts, if they have states: int64 [n]."""
+        if step.drafts is None or not self._pool.num_scratch:
+            return np.zeros(0, dtype=np.int64)
+        return np.flatnonzero(np.bincount(step.sampling, minlength=len(step.rows)) > 1)
