@@ -31,6 +31,7 @@ from asyncllm.kernels.gpu import gpu_of
 from asyncllm.kernels.triton.codes import MXFP4_WORDS, mxfp4_operand
 from asyncllm.kernels.triton.experts.product import Product
 from asyncllm.kernels.triton.experts.products import activated
+from asyncllm.kernels.triton.experts.prompts import source_rows
 from asyncllm.kernels.triton.gemm.wgmma_tiles import ROWS, SHARED, output_layout
 from asyncllm.kernels.triton.launch import Launcher, cdiv
 from asyncllm.kernels.types import Mxfp4Matrix
@@ -102,16 +103,6 @@ def _sums(columns: int) -> gl.NVMMADistributedLayout:
 
 
 @gluon.jit
-def _source(row, end, ops, plan: gl.constexpr):
-    """Rows of x; past the end, the last row again."""
-    row = gl.minimum(row, end - 1)
-    if plan.act is None:
-        return row
-    else:
-        return gl.load(ops.order + row) // plan.top_k
-
-
-@gluon.jit
 def _produce(ops, rings, plan: gl.constexpr):
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
     BLOCKS: gl.constexpr = (plan.columns + SPAN - 1) // SPAN
@@ -126,7 +117,7 @@ def _produce(ops, rings, plan: gl.constexpr):
         if expert >= 0:
             first = gl.load(ops.blocks + block * 3 + 1)
             end = gl.load(ops.blocks + block * 3 + 2)
-            source = _source(first + i, end, ops, plan)
+            source = source_rows(first + i, end, ops, plan)
             at = ops.x + source.to(gl.int64)[:, None] * ops.x_stride + k[None, :]
             n = expert * plan.outputs + tile * (ROWS * plan.parts)
             for b in range(BLOCKS):

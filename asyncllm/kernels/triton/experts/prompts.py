@@ -136,7 +136,7 @@ def _produce(ops, rings, plan: gl.constexpr):
     for t in range(gl.program_id(0), ops.total, gl.num_programs(0)):
         tile, expert, first, end = _tile(t, ops)
         if expert >= 0:
-            source = _source(first + i, end, ops, plan)
+            source = source_rows(first + i, end, ops, plan)
             at = ops.x + source.to(gl.int64)[:, None] * ops.x_stride + k[None, :]
             n = expert * plan.outputs + _first_output(tile, plan)
             second = n + (HALF if plan.act is None else plan.outputs // 2)
@@ -166,7 +166,7 @@ def _first_output(tile, plan: gl.constexpr):
 
 
 @gluon.jit
-def _source(row, end, ops, plan: gl.constexpr):
+def source_rows(row, end, ops, plan: gl.constexpr):
     """Rows of x; past the end, the last row again."""
     row = gl.minimum(row, end - 1)
     if plan.act is None:
@@ -196,7 +196,7 @@ def _consume(out, ops, rings, PART: gl.constexpr, plan: gl.constexpr):
         if expert >= 0:
             sums = gl.zeros([ROWS, plan.block_n], gl.float32, layout=SUMS)
             if plan.blocked:
-                x_at = ops.x_scale + _source(first + i, end, ops, plan)
+                x_at = ops.x_scale + source_rows(first + i, end, ops, plan)
                 n = expert * plan.outputs + _first_output(tile, plan)
                 w_at = ops.scale + n // 128 * BLOCKS
                 of_up = ops.scale + (n + plan.outputs // 2) // 128 * BLOCKS
