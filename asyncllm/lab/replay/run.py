@@ -98,9 +98,8 @@ class Run:
     @property
     def next_right(self) -> tuple[int, ...]:
         """How many drafted tokens of each of these rows that has some will be right."""
-        rows = self._steps[0].rows.drafts.items()
-        lengths = {row: len(self.next_rows[row].seq.tokens) for row, _ in rows}
-        return tuple(count_right(lengths[row], draft) for row, draft in rows)
+        owners, drafts = self.next_rows, self._steps[0].rows.drafts
+        return tuple(count_right(len(owners[row].seq.tokens), drafts[row]) for row in drafts)
 
     def next_counts(self, right: tuple[int, ...]) -> list[int]:
         """Tokens that each of these rows yields, given how many drafted ones are right."""
