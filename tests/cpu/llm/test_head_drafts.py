@@ -15,12 +15,11 @@ from torch import Tensor
 from asyncllm import AsyncLLM, ModelError, SamplingParams, SchedulingParams
 from asyncllm.engine.scheduling.speculation.learned import LearnedSpeculation
 from asyncllm.executor.step.drafter import HeadDrafter
-from tests.cpu.llm.test_speculation import CASES, assert_equal
+from tests.cpu.llm.test_speculation import CASES, assert_equal, assert_equal_beside_aborted
 from tests.cpu.models.test_eagle3 import load, read_states, reference
 from tests.cpu.models.test_predicting import Reference
 from tests.support.engine.drafting import draft_answers
 from tests.support.engine.head_drafts import KnownAnswers, always_draft
-from tests.support.engine.scheduling import expect_outputs
 from tests.support.models import eagle3
 
 DRAFT = 3
@@ -106,24 +105,13 @@ async def test_preempted_aborted_and_cached(llm: AsyncLLM, monkeypatch: pytest.M
     plain = await without_drafts(llm, params)
     KnownAnswers(whole(plain), monkeypatch, seed=7)
     always_draft(llm, monkeypatch)
-    engine: Any = llm._own.engine
-    before = engine.stats.preemptions
-    expect_outputs(engine._scheduler, 2.0)
     asked = [
         (prompt, SamplingParams(seed=i, **params)) for i, prompt in enumerate(PROMPTS) for _ in "ab"
     ]
-    tasks = [asyncio.ensure_future(llm.generate(*request)) for request in asked]
-    for number in (3, 6):
-        for _ in range(40):
-            await asyncio.sleep(0)
-        tasks[number].cancel()
-    for number, task in enumerate(tasks):
-        if number not in (3, 6):
-            assert_equal(await task, plain[number // 2])
-    assert engine.stats.preemptions > before
+    await assert_equal_beside_aborted(llm, asked, [each for each in plain for _ in "ab"])
     for own, other in zip(await answers_of(llm, params, together=False), plain, strict=True):
         assert_equal(own, other)
-    assert engine.stats.books_healed == 0
+    assert llm._own.engine.stats.books_healed == 0
 
 
 class Recorded:

@@ -85,6 +85,24 @@ def requests(**params: Any) -> list[tuple[str, SamplingParams]]:
     return [(PROMPTS[i % len(PROMPTS)], SamplingParams(seed=i, **given)) for i in range(4)]
 
 
+async def assert_equal_beside_aborted(
+    llm: AsyncLLM, wanted: list[tuple[Any, SamplingParams]], expected: list[Any]
+) -> None:
+    """More requests than fit the cache, of which two are cancelled, have these answers."""
+    engine: Any = llm._own.engine
+    before = engine.stats.preemptions
+    expect_outputs(engine._scheduler, 2.0)
+    tasks = [asyncio.ensure_future(llm.generate(*request)) for request in wanted]
+    for number in (3, 6):
+        for _ in range(40):
+            await asyncio.sleep(0)
+        tasks[number].cancel()
+    for number, task in enumerate(tasks):
+        if number not in (3, 6):
+            assert_equal(await task, expected[number])
+    assert engine.stats.preemptions > before
+
+
 async def answers_of(
     llm: AsyncLLM, wanted: list[tuple[str, SamplingParams]], together: bool
 ) -> list[Completion]:
@@ -118,23 +136,11 @@ async def test_preempted_aborted_and_cached(llm: AsyncLLM, monkeypatch: pytest.M
     plain = await answers_of(llm, wanted, together=True)
     answers = {i: answer.token_ids for i, answer in enumerate(plain)}
     draft_answers(llm._own.engine, answers, monkeypatch, seed=5)
-    stats = llm._own.engine.stats
-    before = stats.preemptions
-    engine: Any = llm._own.engine
-    expect_outputs(engine._scheduler, 2.0)
-    tasks = [asyncio.ensure_future(llm.generate(*request)) for request in wanted]
-    for number in (3, 6):
-        for _ in range(40):
-            await asyncio.sleep(0)
-        tasks[number].cancel()
-    for number, task in enumerate(tasks):
-        if number not in (3, 6):
-            assert_equal(await task, plain[number])
-    assert stats.preemptions > before
+    await assert_equal_beside_aborted(llm, wanted, plain)
     again = await answers_of(llm, wanted[:3], together=False)
     for own, other in zip(again, plain, strict=False):
         assert_equal(own, other)
-    assert stats.books_healed == 0
+    assert llm._own.engine.stats.books_healed == 0
 
 
 @pytest.mark.asyncio(loop_scope="module")
